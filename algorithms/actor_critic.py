@@ -51,8 +51,8 @@ class ActorCritic(Algorithm):
     window = Window(in_order=True)
     one_reward = True
     adam_eps = 1e-5  # as the published PPO has it (Huang et al. 2022)
-    normalizes_minibatches = False  # whether advantages are normalised in each minibatch, not once in the lesson
-    compares = False  # whether `learn` reads what the policy gave out when the lesson began, `batch.out`
+    normalizes_minibatches = False  # whether advantages are normalised in each minibatch, not once in the update
+    compares = False  # whether `learn` reads what the policy gave out when the update began, `batch.out`
     calls = {
         "policy": "policy(obs, state) -> (out, state): out is {'logits': [N, A]} or {'mean', 'log_std'},",
         "value": "value(obs, state) -> [N]", "evaluate": "evaluate(obs, state, first) -> (out, value): as policy, and value [N],",
@@ -158,7 +158,7 @@ class ActorCritic(Algorithm):
         if self.normalize and not self.normalizes_minibatches:
             batch.advantage = normalized(batch.advantage)
         batch.value = value
-        if self.compares:  # copies: a Gaussian's log_std is a view of the parameter, which changes under the lesson
+        if self.compares:  # copies: a Gaussian's log_std is a view of the parameter, which changes under the update
             batch.out = Batch({name: part.clone() for name, part in out.items()})
         return batch
 

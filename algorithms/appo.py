@@ -15,7 +15,7 @@ from parl_like.values.batch import Batch
 
 class APPO(PPO):
     """Asynchronous PPO (Petrenko et al. 2020; V-trace: Espeholt et al. 2018). μ took the rows, π_0 is the policy at the beginning
-    of the lesson, ρ_0 = π_0(a|s) / μ(a|s):
+    of the update, ρ_0 = π_0(a|s) / μ(a|s):
 
         δ_t = min(ρ̄, ρ_0)(r + d V(s') − V),   v_t = V + δ_t + d λ min(c̄, ρ_0)(v_{t+1} − V_{t+1}),   A = r + d v_{t+1} − V
 

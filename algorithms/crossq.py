@@ -65,7 +65,7 @@ class CrossQ(SAC):
     def process(self, batch: Batch) -> Batch:
         return batch  # targets come of the pass that learns
 
-    def critic_lesson(self, batch: Batch) -> dict[str, Tensor]:
+    def critic_update(self, batch: Batch) -> dict[str, Tensor]:
         rew, discount = rewards_and_discount(batch, self.discounts)
         with torch.no_grad():
             out = self.model.policy(batch.obs_next)

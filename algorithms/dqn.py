@@ -1,7 +1,7 @@
 """DQN: Q-learning with a neural network, a target copy and random replay (Mnih et al. 2015), n-step and double by option.
 
-Dueling networks and noisy layers are options of the model. With noisy layers, of network and target, each lesson draws new noise
-from the task's generator; actions have that of the last lesson, those of tests none. `epsilon=0.0` leaves exploring to it.
+Dueling networks and noisy layers are options of the model. With noisy layers, of network and target, each update draws new noise
+from the task's generator; actions have that of the last update, those of tests none. `epsilon=0.0` leaves exploring to it.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class DQN(Algorithm):
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
         self.gamma, self.double, self.epsilon, self.adam_eps = gamma, double, epsilon, adam_eps
         self.target_period, self.tau = target_period, tau
-        self._before = 0  # optimiser steps when the lesson began
+        self._before = 0  # optimiser steps when the update began
         self.window = Window(n_step=n_step, in_order=False)
         self.target = self.model.clone() if target_period or tau is not None else self.model
         self.discounts = powers(gamma, n_step)
@@ -100,7 +100,7 @@ class DQN(Algorithm):
         return {"q": self.model.q(inputs.obs)}
 
     def begin(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Of a lesson: counts, draws noise; Σ γᵏ r [N], and the factor [N] of what comes after them."""
+        """Of an update: counts, draws noise; Σ γᵏ r [N], and the factor [N] of what comes after them."""
         self._before = self.updates
         draw_noise(self.noisy, self.torch_rng)
         return rewards_and_discount(batch, self.discounts)
@@ -128,7 +128,7 @@ class DQN(Algorithm):
         return {"loss": (batch.weight * losses).mean(), "q": q.detach().mean(), "priority": (q - batch.target).detach().abs()}
 
     def post_process(self, batch: Batch) -> None:
-        """A lesson may have taken several optimiser steps."""
+        """An update may have taken several optimiser steps."""
         if self.tau is not None:
             self.target.sync_from(self.model, decay=(1.0 - self.tau) ** (self.updates - self._before))
         elif self.target_period and self.updates // self.target_period > self._before // self.target_period:

@@ -22,11 +22,11 @@ class EnsembleLearner(Algorithm):
 
         loss = mean Σ_y [(y − μ)² exp(−v) + v] − 2 · mean log p(terminated) + 0.01 · Σ (v_max − v_min).
 
-    Members differ by their initial weights, and each learns from rows of its own, drawn with replacement from the lesson's. A
+    Members differ by their initial weights, and each learns from rows of its own, drawn with replacement from the update's. A
     prediction is a draw from one member for each row, each being as likely, and none asked for more rows than its share, rounded
     up: what they do not agree on comes out differently each time.
 
-    A lesson is one step, and all members are asked; published are lessons until the loss of rows that were held out no longer
+    An update is one step, and all members are asked; published are updates until the loss of rows that were held out no longer
     falls, and the best five of seven.
 
     Args:
@@ -74,8 +74,8 @@ class MBPO(SAC):
     """Model-based policy optimisation (Janner et al. 2019): SAC, most of whose rows are imagined. It asks another task what the
     environment would do.
 
-    In every `imagine_every`-th lesson the policy acts on from each observation of the lesson's rows, for `horizon` steps in which
-    the model takes the place of the environment; these rows are kept, the newest `imagined_size` of them. Of a lesson's rows all
+    In every `imagine_every`-th update the policy acts on from each observation of the update's rows, for `horizon` steps in which
+    the model takes the place of the environment; these rows are kept, the newest `imagined_size` of them. Of an update's rows all
     but a share `real` are then replaced by rows drawn from these. Observations and rewards are those that the transforms of the
     tasks' helpers make, so give both tasks the same, and none that gathers statistics.
 
@@ -84,7 +84,7 @@ class MBPO(SAC):
         model_task: Name of the task that is asked, an `EnsembleLearner`; the task that learns this declares it (`asks`).
         horizon: Steps of an imagined path.
         real: Share of real rows, 0.05 as published; 1: nothing is imagined, as for SAC.
-        The others: see `SAC`. How many lessons there are for each step of the environment is the helper's `updates`.
+        The others: see `SAC`. How many updates there are for each step of the environment is the helper's `updates`.
     """
 
     takes = None  # it needs a second task
@@ -104,7 +104,7 @@ class MBPO(SAC):
         self.takes_priorities = real == 1.0  # they are about real rows, and most rows are not
         self.imagine_every, self.imagined_size = imagine_every, imagined_size
         self.imagined: dict[str, Tensor] = {}  # columns of rows, of which the first `_kept` are there
-        self._kept = self._at = self._lessons = 0
+        self._kept = self._at = self._updates = 0
 
     def fixed_settings(self) -> dict[str, str]:
         fixed = dict.fromkeys(("real", "imagined_size"), "the rows that are kept were laid out by it; build a new algorithm with "
@@ -112,14 +112,14 @@ class MBPO(SAC):
         return {**super().fixed_settings(), **fixed, "model_task": "the tasks were introduced by that name (asks=…)"}
 
     def process(self, batch: Batch) -> Batch:
-        """The lesson's rows, all but a few replaced by imagined ones, with their targets."""
+        """The update's rows, all but a few replaced by imagined ones, with their targets."""
         if self.real == 1.0:
             return super().process(batch)
         if "duration" in batch:
             raise ValueError("MBPO: rows with durations, of actions that take several steps, cannot be imagined; use SAC")
-        if self._lessons % self.imagine_every == 0:
+        if self._updates % self.imagine_every == 0:
             self.imagine(batch.obs)
-        self._lessons += 1
+        self._updates += 1
         n = len(batch.obs)
         n_real = round(self.real * n)
         index = torch.randint(self._kept, (n - n_real,), generator=self.torch_rng, device=batch.rew.device)

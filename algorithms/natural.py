@@ -20,7 +20,7 @@ from parl_like.values.spec import Array, Spec, leaves, nest
 
 
 class NPG(ActorCritic):
-    """Natural policy gradient (Kakade 2001; Rajeswaran et al. 2017 for the length of the step), one step per lesson:
+    """Natural policy gradient (Kakade 2001; Rajeswaran et al. 2017 for the length of the step), one step per update:
 
         g = ∇ mean(ρ A),   ρ = π(a|s) / π_old(a|s),   F = ∇² mean(KL(π_old ‖ π)) + damping,   F x = g by conjugate gradients,
         θ ← θ + √(2 δ / xᵀ F x) · x,          so that the divergence is δ as far as it is quadratic;
@@ -32,9 +32,9 @@ class NPG(ActorCritic):
 
     Args:
         model: As for A2C, without memory; its values have parameters of their own.
-        delta: δ, in nats, a number or a schedule over the lessons.
+        delta: δ, in nats, a number or a schedule over the updates.
         cg_steps: Of the conjugate gradients. damping: Times the identity, added to F.
-        lr, max_grad_norm, value_epochs, value_minibatches: Of the values; a schedule counts lessons.
+        lr, max_grad_norm, value_epochs, value_minibatches: Of the values; a schedule counts updates.
         The rest: see `ActorCritic`.
     """
 
@@ -76,7 +76,7 @@ class NPG(ActorCritic):
         return ((self.model.head.log_prob(out, batch.act) - batch.log_prob).exp() * batch.advantage).mean(), out
 
     def divergence(self, batch: Batch, out: Mapping[str, Tensor]) -> Tensor:
-        """mean KL(π_old ‖ π), π_old that at the beginning of the lesson."""
+        """mean KL(π_old ‖ π), π_old that at the beginning of the update."""
         return self.model.head.kl(batch.out, out).mean()  # type: ignore[no-any-return]
 
     def direction(self, batch: Batch) -> tuple[Tensor, float]:

@@ -19,7 +19,7 @@ from parl_like.values.spec import leaves, nest
 
 
 class PPG(PPO):
-    """Phasic policy gradient (Cobbe et al. 2021). A policy phase has `policy_lessons` lessons of PPO. An auxiliary phase follows,
+    """Phasic policy gradient (Cobbe et al. 2021). A policy phase has `policy_updates` updates of PPO. An auxiliary phase follows,
     `aux_epochs` passes of minibatches over the rows of all of them, with a second value V' that reads the policy's features, and
     π_old the policy at its beginning:
 
@@ -30,7 +30,7 @@ class PPG(PPO):
 
     Args:
         model: As for PPO, without memory, and `auxiliary(obs) -> (out, value, second value)`: `MLPActorCritic(auxiliary=True)`.
-        policy_lessons, aux_epochs, clone: See above. The observations of so many lessons are kept, and saved.
+        policy_updates, aux_epochs, clone: See above. The observations of so many updates are kept, and saved.
         aux_minibatches: Optimiser steps per pass.
         epochs: Of PPO, 1 as published.
         The rest: see `PPO`.
@@ -41,7 +41,7 @@ class PPG(PPO):
     takes = Takes()
 
     def __init__(
-        self, model: Model | Callable[[], Model], *, policy_lessons: int = 32, aux_epochs: int = 6, aux_minibatches: int = 16,
+        self, model: Model | Callable[[], Model], *, policy_updates: int = 32, aux_epochs: int = 6, aux_minibatches: int = 16,
         clone: float = 1.0, epochs: int = 1, clip: float = 0.2, minibatches: int = 4,
         minibatch_rows: int | None = None, target_kl: float | None = None, dual_clip: float | None = None,
         value_clip: float | None = None, kl_weight: float = 0.0, adaptive_kl: float | None = None, gamma: float = 0.99,
@@ -54,12 +54,12 @@ class PPG(PPO):
                          normalize=normalize, reward_scale=reward_scale, lr=lr, max_grad_norm=max_grad_norm)
         if self.recurrent:
             raise TypeError(f"PPG: {type(self.model).__name__} has a memory; use a model without one, such as MLPActorCritic")
-        if min(policy_lessons, aux_epochs, aux_minibatches) < 1 or clone < 0.0:
-            raise ValueError(f"PPG: policy_lessons is {policy_lessons}, aux_epochs {aux_epochs}, aux_minibatches "
+        if min(policy_updates, aux_epochs, aux_minibatches) < 1 or clone < 0.0:
+            raise ValueError(f"PPG: policy_updates is {policy_updates}, aux_epochs {aux_epochs}, aux_minibatches "
                              f"{aux_minibatches} and clone {clone}; expected at least 1 each, and 0")
-        self.policy_lessons, self.aux_epochs, self.aux_minibatches = policy_lessons, aux_epochs, aux_minibatches
+        self.policy_updates, self.aux_epochs, self.aux_minibatches = policy_updates, aux_epochs, aux_minibatches
         self.clone_weight = clone
-        self._kept: list[dict[str, Any]] = []  # flat observations and returns of the lessons of the phase, as arrays
+        self._kept: list[dict[str, Any]] = []  # flat observations and returns of the updates of the phase, as arrays
         self._phase: Batch | None = None  # all of them, while the auxiliary phase goes on
 
     def fixed_settings(self) -> dict[str, str]:
@@ -76,7 +76,7 @@ class PPG(PPO):
         yield from super().minibatches(batch)
         rows = {**dict(leaves(batch.obs, "obs")), "returns": batch.returns}
         self._kept.append({name: to_numpy(part).copy() for name, part in rows.items()})
-        if len(self._kept) < self.policy_lessons:
+        if len(self._kept) < self.policy_updates:
             return
         kept, self._kept = self._kept, []
         columns = {name: torch.from_numpy(np.concatenate([rows[name] for rows in kept])) for name in kept[0]}

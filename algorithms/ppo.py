@@ -30,7 +30,7 @@ class PPO(ActorCritic):
         dual_clip: c > 1: where A < 0 a row's part is at least c A, however large ρ is (Ye et al. 2020); None: not.
         value_clip: Values within this of V_old count, too: max((G − V)², (G − clip(V, V_old ± value_clip))²); None: not.
         kl_weight: β.
-        adaptive_kl: β is doubled after a lesson that has moved the policy by a KL divergence above 1.5 times this, and halved
+        adaptive_kl: β is doubled after an update that has moved the policy by a KL divergence above 1.5 times this, and halved
             where it is below this / 1.5; None: β stays.
         The rest: see `ActorCritic`.
     """

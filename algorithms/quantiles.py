@@ -59,12 +59,12 @@ class QRDQN(DQN):
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         quantiles = of_actions(self.model.values(batch.obs), batch.act)
-        return quantile_lesson(batch, quantiles, midpoints(quantiles.shape[1], quantiles.device), self.kappa)
+        return quantile_update(batch, quantiles, midpoints(quantiles.shape[1], quantiles.device), self.kappa)
 
 
 class IQN(QRDQN):
     """As QR-DQN, with quantiles at any τ: each row draws `n` for its predictions θ_i and `n_target` for its targets y_j, anew in
-    each lesson. Acting goes by the means over fixed τ, the midpoints of as many steps as the model says, where published
+    each update. Acting goes by the means over fixed τ, the midpoints of as many steps as the model says, where published
     agents draw them: so an action depends on the observation alone.
 
     Args:
@@ -105,7 +105,7 @@ class IQN(QRDQN):
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         fractions = self.draw(len(batch.act), self.n, batch.target.device)
-        return quantile_lesson(batch, of_actions(self.model.quantiles(batch.obs, fractions), batch.act), fractions, self.kappa)
+        return quantile_update(batch, of_actions(self.model.quantiles(batch.obs, fractions), batch.act), fractions, self.kappa)
 
 
 class FQF(QRDQN):
@@ -168,11 +168,11 @@ class FQF(QRDQN):
         steps = edges.diff().clamp(min=torch.finfo(edges.dtype).tiny)  # a step that rounds to 0 would have no slope
         entropy = -torch.xlogy(steps, steps).sum(1)
         fractions = (edges[:, 1:-1] * slope).sum(1) - self.entropy * entropy
-        return quantile_lesson(batch, theta, middles, self.kappa) | {"fractions": row_mean(fractions, batch),
+        return quantile_update(batch, theta, middles, self.kappa) | {"fractions": row_mean(fractions, batch),
                                                                      "entropy": entropy.detach().mean()}
 
 
-def quantile_lesson(batch: Batch, quantiles: Tensor, fractions: Tensor, kappa: float) -> dict[str, Tensor]:
+def quantile_update(batch: Batch, quantiles: Tensor, fractions: Tensor, kappa: float) -> dict[str, Tensor]:
     """What `learn` returns of the rows' quantiles [N, K] at these fractions, [N, K] or [K], and their targets [N, J]."""
     losses = quantile_huber(quantiles, batch.target, fractions, kappa)
     errors = (batch.target.mean(1, keepdim=True) - quantiles.detach()).abs()

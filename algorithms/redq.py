@@ -63,7 +63,7 @@ class REDQ(SAC):
 
 
 class DroQ(REDQ):
-    """REDQ with two critics instead of ten, which are others in each lesson by dropout, those of the targets, too, and have layer
+    """REDQ with two critics instead of ten, which are others in each update by dropout, those of the targets, too, and have layer
     norm behind it: `MLPActorQ(dropout=0.01, layer_norm=True)`. Without both, and with as many critics, it is REDQ."""
 
     always_test = ()  # the targets' dropout is part of it

@@ -17,19 +17,19 @@ from parl_like.values.batch import Batch
 
 
 class REINFORCE(ActorCritic):
-    """One optimiser step per lesson (Williams 1992; Sutton & Barto 2018, 13.3 and 13.4), with G = Σ_k γᵏ r_{t+k} to the end:
+    """One optimiser step per update (Williams 1992; Sutton & Barto 2018, 13.3 and 13.4), with G = Σ_k γᵏ r_{t+k} to the end:
 
         loss = −mean(log π(a|s) · A) − entropy · mean(H),                     A = G, normalised
         loss = … + value_weight · mean((G − V)²)                              A = G − V(s), with a baseline
 
-    For an `EpisodicHelper`, whose lessons have whole episodes; the factor γᵗ of the gradient is left out, as usual. An episode
+    For an `EpisodicHelper`, whose updates have whole episodes; the factor γᵗ of the gradient is left out, as usual. An episode
     that a time limit has cut goes on with the value of its final observation; without a baseline there is none, and what it has
     earned counts.
 
     Args:
         model: As for A2C; without a baseline it needs no `value` and no `evaluate`, unless it has a memory.
         baseline: Whether values are learned and subtracted: A2C with λ = 1.
-        normalize: Without a baseline: the returns of a lesson to mean 0 and standard deviation 1. lr: Of Adam.
+        normalize: Without a baseline: the returns of an update to mean 0 and standard deviation 1. lr: Of Adam.
         The rest: see `ActorCritic`.
     """
 

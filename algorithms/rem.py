@@ -16,7 +16,7 @@ from parl_like.values.batch import Batch
 class REM(DQN):
     """y = Σ_{k<m} γᵏ r_{t+k} + γᵐ (1 − terminated) · Σ_i α_i Q⁻_i(s', a*),   loss = huber(y − Σ_i α_i Q_i(s, a)),
 
-    with α drawn anew for each lesson: α_i = u_i / Σ u, u uniform in [0, 1). a* is the best action by that mixture of the
+    with α drawn anew for each update: α_i = u_i / Σ u, u uniform in [0, 1). a* is the best action by that mixture of the
     network's values, or without `double`, as published, of the target's. Acting goes by the even mixture. Ends, `duration`,
     weights, priorities, target copy and noise are as in `DQN`; with one head it is DQN.
 

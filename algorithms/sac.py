@@ -102,13 +102,13 @@ class SAC(Algorithm):
         batch.target = rew + discount * (q - self.log_alpha.exp() * log_p)
         return batch
 
-    def critic_lesson(self, batch: Batch) -> dict[str, Tensor]:
+    def critic_update(self, batch: Batch) -> dict[str, Tensor]:
         """The critics' loss, and the rows' priorities."""
         q = self.model.q(batch.obs)[:, range(len(batch)), batch.act] if self.discrete else self.model.q(batch.obs, batch.act)
         return critic_terms(q - batch.target, batch)
 
     def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
-        yield self.critic_lesson(batch)
+        yield self.critic_update(batch)
         if self.due("actor"):
             alpha = self.log_alpha.detach().exp()
             q, log_p = self.soft(batch.obs, self.model)

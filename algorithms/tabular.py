@@ -21,7 +21,7 @@ class QLearning(Algorithm):
 
         Q(s, a) ← Q(s, a) + α · (r + γ · max_b Q(s', b) − Q(s, a))      the max is 0 where the episode terminated
 
-    From each step at once with `OnlineHelper`, or from rows of a buffer: then all targets are those before the lesson.
+    From each step at once with `OnlineHelper`, or from rows of a buffer: then all targets are those before the update.
 
     Args:
         model: With `q(obs)` and the array `table` [S, A], such as `QTable`.

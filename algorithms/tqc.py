@@ -79,7 +79,7 @@ class TQC(SAC):
         batch.target = rew[:, None] + discount[:, None] * (z - (self.log_alpha.exp() * log_p)[:, None])
         return batch
 
-    def critic_lesson(self, batch: Batch) -> dict[str, Tensor]:
+    def critic_update(self, batch: Batch) -> dict[str, Tensor]:
         quantiles = self.model.values(batch.obs, batch.act)
         n = quantiles.shape[2]
         losses = quantile_huber(quantiles, batch.target, midpoints(n, quantiles.device), self.kappa) / n

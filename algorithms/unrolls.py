@@ -51,7 +51,7 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
 
 
 def dealt(fields: Batch, last: torch.Tensor, parts: int, rng: np.random.Generator, whole: bool) -> Iterable[Batch]:
-    """One pass over the rows of a lesson, in random minibatches.
+    """One pass over the rows of an update, in random minibatches.
 
     Args:
         last: [N] bool, where the segments end.

@@ -25,8 +25,8 @@ class VMPO(ActorCritic):
     dual loss = η ε_η + η log mean_half exp(A / η) + Σ_i α_i (ε_i − mean(KL_i)), A from GAE, G = A + V.
 
     KL_1 = KL(π_old ‖ π) for discrete actions; for normal distributions KL_1 is the part of the means, KL_2 that of the standard
-    deviations. π_old is the policy at the beginning of the lesson: a minibatch is what the paper calls a batch, and a lesson, one
-    pass in the paper, is the life of its target network.
+    deviations. π_old is the policy at the beginning of the update: a minibatch is what the paper calls a batch, and an update,
+    one pass in the paper, is the life of its target network.
 
     Args:
         model: As for A2C; its head has `kl`.

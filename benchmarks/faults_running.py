@@ -252,7 +252,7 @@ def recovery(options: Any) -> Line:
 
 
 RECORDS = 10
-"""Records of one lesson."""
+"""Records of one update."""
 
 
 def check_of(agent: Any, pid: Any, number: Any) -> Any:
@@ -278,7 +278,7 @@ class Ledger(Algorithm):
 
 
 class Sender(Agent):
-    """Sends numbered records, and writes down each lesson that was answered, so that a kill does not take the note along."""
+    """Sends numbered records, and writes down each update that was answered, so that a kill does not take the note along."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -105,7 +105,7 @@ def thinker(result: Result) -> list[str]:
     for kind, cases in result["acting"].items():
         lines += [f"- acting, {kind} network, {n} environments, {name}: {one['over_bare']:.2f} times the bare network's time"
                   for n, case in cases.items() for name, one in case.items() if isinstance(one, dict)]
-    return lines + [f"- learning, {kind} network: {one['over_bare']:.2f} times the bare lesson's time"
+    return lines + [f"- learning, {kind} network: {one['over_bare']:.2f} times the bare update's time"
                     for kind, one in result["learning"].items()]
 
 

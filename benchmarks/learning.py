@@ -2,7 +2,7 @@
 other on one torch thread.
 
 Ours are shipped experiments, some with other settings; theirs have the settings of RL Baselines3 Zoo, or of Tianshou's examples,
-whose value learners get as many lessons as ours. Out of the box, ours is `Robot.of(name, env)`, theirs has its classes' defaults.
+whose value learners get as many updates as ours. Out of the box, ours is `Robot.of(name, env)`, theirs has its classes' defaults.
 A run is evaluated greedily at `--points` places, whose time does not count, and all contestants in the same episodes, as far as
 their first states go, for in some tasks these are worth more than what was learned: `score` is the mean return of `--episodes`
 at the end (no best checkpoint), with the interquartile mean over the seeds and its 95 % bootstrap interval; `to_mark` are the
@@ -115,13 +115,13 @@ CASES = {
     "qrdqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="qrdqn-cartpole", peer=Sb3(
         name="QRDQN", library="sb3-contrib", settings={**ZOO_DQN, "policy_kwargs": {"net_arch": [256, 256], "n_quantiles": 10}})),
     "c51 cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="c51-cartpole",
-                         peer=Tianshou(build=tianshou.c51, lessons=4)),
+                         peer=Tianshou(build=tianshou.c51, updates=4)),
     "iqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="iqn-cartpole",
-                         peer=Tianshou(build=tianshou.iqn, collect=10, lessons=5, n_envs=10)),
+                         peer=Tianshou(build=tianshou.iqn, collect=10, updates=5, n_envs=10)),
     "fqf cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="fqf-cartpole",
-                         peer=Tianshou(build=tianshou.fqf, collect=10, lessons=5, n_envs=10, warmup=640)),
+                         peer=Tianshou(build=tianshou.fqf, collect=10, updates=5, n_envs=10, warmup=640)),
     "sac cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="sac-cartpole",
-                         peer=Tianshou(build=tianshou.discrete_sac, collect=10, lessons=5, n_envs=10, warmup=10)),
+                         peer=Tianshou(build=tianshou.discrete_sac, collect=10, updates=5, n_envs=10, warmup=10)),
     "a2c cartpole": Case(env="CartPole-v1", steps=200_000, mark=450, ours="a2c-cartpole", peer=Sb3(
         name="A2C", n_envs=8, settings={"ent_coef": 0.0})),
     "reinforce cartpole": Case(env="CartPole-v1", steps=200_000, mark=400, ours="reinforce-cartpole", peer=Tianshou(
@@ -158,13 +158,13 @@ CASES = {
     "npg pendulum": Case(env="Pendulum-v1", steps=300_000, mark=-250, ours="npg-pendulum", peer=Tianshou(
         build=tianshou.npg, n_envs=16, collect=2048, batch=None, repeat=2, size=50_000)),
     "bdq pendulum": Case(env="DiscretePendulum-v0", inner="Pendulum-v1", steps=30_000, mark=-250, ours="bdq-pendulum",
-                         peer=Tianshou(build=tianshou.bdq, n_envs=10, collect=10, lessons=10, batch=128, warmup=1280,
+                         peer=Tianshou(build=tianshou.bdq, n_envs=10, collect=10, updates=10, batch=128, warmup=1280,
                                        epsilon=lambda steps: max(0.76 * (1 - 1e-4) ** steps, 0.01))),
     "redq pendulum": Case(env="Pendulum-v1", steps=5_000, mark=-250, ours="redq-pendulum", peer=Tianshou(
-        build=tianshou.redq, n_envs=1, collect=1, lessons=3, warmup=1000, random=True)),
-    "redq pendulum, same critics and lessons": Case(env="Pendulum-v1", steps=5_000, mark=-250, ours="redq-pendulum", changes={
+        build=tianshou.redq, n_envs=1, collect=1, updates=3, warmup=1000, random=True)),
+    "redq pendulum, same critics and updates": Case(env="Pendulum-v1", steps=5_000, mark=-250, ours="redq-pendulum", changes={
         "critics": 4, "updates": 3, "delay": 3, "lr": 1e-3}, peer=Tianshou(
-            build=tianshou.redq, n_envs=1, collect=1, lessons=3, warmup=1000, random=True)),
+            build=tianshou.redq, n_envs=1, collect=1, updates=3, warmup=1000, random=True)),
     "rainbow breakout": Case(env="MinAtar-v0", steps=300_000, mark=6, ours="rainbow-minatar", peer=Sb3(
         name="DQN", policy="CnnPolicy", images=True, settings=MINATAR_DQN)),
     "rainbow space invaders": Case(env="MinAtarSpaceInvaders-v0", steps=300_000, mark=20, ours="rainbow-minatar", peer=Sb3(

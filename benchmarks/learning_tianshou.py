@@ -19,9 +19,9 @@ class Tianshou:
 
     Attributes:
         build: Its algorithm for an environment. n_envs: Its environments.
-        collect: Steps, or for `whole` episodes, between two lessons. batch: Rows of a lesson (on-policy: of a minibatch).
-        warmup: Steps before the first lesson, with even chances for all actions if `random`. size: Rows of the buffer.
-        repeat: Passes of an on-policy lesson; 0: off-policy. lessons: Off-policy, so many at a time.
+        collect: Steps, or for `whole` episodes, between two updates. batch: Rows of an update (on-policy: of a minibatch).
+        warmup: Steps before the first update, with even chances for all actions if `random`. size: Rows of the buffer.
+        repeat: Passes of an on-policy update; 0: off-policy. updates: Off-policy, so many at a time.
         epsilon: Share of random actions after so many steps.
     """
 
@@ -33,7 +33,7 @@ class Tianshou:
     random: bool = False
     size: int = 20_000
     repeat: int = 0
-    lessons: int = 1
+    updates: int = 1
     whole: bool = False
     epsilon: Callable[[int], float] | None = None
     library: str = "tianshou"
@@ -68,7 +68,7 @@ class Tianshou:
                     algorithm.update(buffer, self.batch, self.repeat)
                     collector.reset_buffer(keep_statistics=True)
                 else:
-                    for _ in range(self.lessons):
+                    for _ in range(self.updates):
                         algorithm.update(buffer, self.batch)
             seconds += process_time() - begin
             while len(curve) < len(stops) and done >= stops[len(curve)]:
@@ -160,7 +160,7 @@ def discrete_sac(env: gym.Env[Any, Any]) -> Any:
 
 
 def bdq(env: gym.Env[Any, Any]) -> Any:
-    """With the settings of its own Pendulum example, but for the number of torques and of lessons (one each step)."""
+    """With the settings of its own Pendulum example, but for the number of torques and of updates (one each step)."""
     from tianshou.algorithm import BDQN
     from tianshou.algorithm.modelfree.bdqn import BDQNPolicy
     from tianshou.algorithm.optim import AdamOptimizerFactory

@@ -9,7 +9,7 @@
   images     the same agents with observations of 84 x 84 x 4 bytes and a task that looks at one number of each: bytes/s beside a
              bare copy from one process to another through shared memory (both begun and warm before the clock)
   busy       64 agents whose environment burns 200 us of CPU per step: steps/s beside the cooperative driver, acting only, and
-             training with PPO (lessons are given in one process, so training gains less)
+             training with PPO (updates are given in one process, so training gains less)
   weights    the published Thinker network (26.6 MB) given to the replicas of 2 workers while their agents predict: ms from the
              beginning of the copy until a worker's predictions use it, and what the longest pause between two predictions of an
              agent is with and without

@@ -1,6 +1,6 @@
-"""Training steps per second of SAC on Pendulum-v1, one lesson per step: networks 2 × 256, two critics, batch 256.
+"""Training steps per second of SAC on Pendulum-v1, one update per step: networks 2 × 256, two critics, batch 256.
 
-The lesson is nearly all of it. Contestants are made once and train on in short slices, in turn: parl_like and stable-baselines3
+The update is nearly all of it. Contestants are made once and train on in short slices, in turn: parl_like and stable-baselines3
 (left out with a word when it is not installed), on one torch thread.
 """
 
@@ -58,7 +58,7 @@ def peer() -> Callable[[int], Any]:
     return lambda steps: model.learn(steps, reset_num_timesteps=False)
 
 
-CASES = {"a lesson per step": {"parl_like": lambda scale: timed(ours(), max(int(scale * STEPS), 1)),
+CASES = {"an update per step": {"parl_like": lambda scale: timed(ours(), max(int(scale * STEPS), 1)),
                                "stable-baselines3": lambda scale: timed(peer(), max(int(scale * STEPS), 1))}}
 
 

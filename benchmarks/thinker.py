@@ -7,7 +7,7 @@ acting    A stage of `AugmentedEnv.step` on Sokoban through `ComputationTask.pre
           ratio, sums over the stage. One augmented step in two goes back to the root, as the original's
           untrained agent does ("decoding" and "latent"); "one reset in ten" is an agent that plans deep.
 variants  The bare network's imaginary step at 16 rows, in other formats and precisions, against float32 as it is.
-learning  `helper.lesson` (a prioritised buffer of real steps), `ComputationTask.learn`, priorities back, against zero_grad,
+learning  `helper.update` (a prioritised buffer of real steps), `ComputationTask.learn`, priorities back, against zero_grad,
           forward, losses, backward and Adam on the same batch, ready.
 memory    Resident memory of a process after N and 10 N augmented steps with a fake model.
 
@@ -281,7 +281,7 @@ class Feeder(VectorAgent):
 
 
 class Learning:
-    """A task with a helper and a full enough buffer, and the bare work of the same lesson."""
+    """A task with a helper and a full enough buffer, and the bare work of the same update."""
 
     def __init__(self, kind: str, sequences: int, rows: int) -> None:
         self.sequences = sequences
@@ -296,10 +296,10 @@ class Learning:
         self.other.model.train()
         self.theirs: list[float] = []
 
-    def lesson(self) -> float:
-        """Lessons per second: ours is returned, theirs kept."""
+    def update(self) -> float:
+        """Updates per second: ours is returned, theirs kept."""
         begin = perf_counter()
-        rows, feed_back = self.helper.lesson(self.sequences)
+        rows, feed_back = self.helper.draw(self.sequences)
         result = self.task.learn(rows)
         if feed_back is not None:
             feed_back(result)
@@ -320,14 +320,14 @@ def learning(kinds: Sequence[str], rounds: int, scale: float) -> tuple[dict[str,
     for kind in kinds:
         case = Learning(kind, SEQUENCES[kind], max(round(4000 * scale), 400))
         with case.robot:
-            case.lesson()
+            case.draw()
             case.theirs.clear()
             times = rounds if kind == "published" else max(round(4 * rounds * scale), 1)
-            ours = compare({"ours": case.lesson}, times)["ours"]
+            ours = compare({"ours": case.update}, times)["ours"]
         over = median(b / a for a, b in zip(ours["rounds"], case.theirs, strict=True))
         result[kind] = {"sequences": case.sequences, "updates_per_s": ours["median"], "spread": ours["spread"], "over_bare": over}
         lines.append(f"learning, {kind}, {case.sequences} sequences: {ours['median']:.2f} updates/s, {over:.3f} x the time of "
-                     f"the bare lesson (goal: ≤ 1.15; spread {ours['spread']:.2f})")
+                     f"the bare update (goal: ≤ 1.15; spread {ours['spread']:.2f})")
     return result, lines
 
 

@@ -93,7 +93,7 @@ class Published:
         parts = {f"in {name}": seconds * per for name, seconds in self.within.items()}
         return {"all": whole * per, **parts, "rest": (whole - sum(self.within.values())) * per}
 
-    def lesson(self, sequences: int) -> dict[str, np.ndarray]:
+    def update(self, sequences: int) -> dict[str, np.ndarray]:
         """Rows as replay gives them, of random numbers."""
         rng, window = np.random.default_rng(0), self.replay.window
         rows: dict[str, np.ndarray] = {}
@@ -148,7 +148,7 @@ class Published:
 
             return counted(update)
 
-        gflop, n = learn("model", self.lesson(1))
+        gflop, n = learn("model", self.draw(1))
         out["model update"] = gflop * self.config.model_batch_size, n
         steps = self.config.actor_unroll_len
         gflop, n = learn("plan", {name: column[:steps] for name, column in unroll.items()})
@@ -178,7 +178,7 @@ def measure(name: str, device: str, stages: int, rounds: int, overrides: Mapping
         acting = case.act(stages)
         unroll = case.unroll()
         updates = {"planner": case.seconds("plan", unroll, rounds),
-                   "model": case.seconds("model", case.lesson(config.model_batch_size), rounds)}
+                   "model": case.seconds("model", case.draw(config.model_batch_size), rounds)}
         work = case.arithmetic(unroll)
     planner_every = config.total_steps / config.updates()[1]
     per_step = {"acting": acting["all"] * config.rec_t / 1000, "model": updates["model"] / every,

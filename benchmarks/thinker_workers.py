@@ -33,7 +33,7 @@ class Contestant:
         self.config: Any = configs.resolve(module.Config, known.config, {"model_warm_up_n": warmup},
                                            configs.parse_assignments(words.split()))
         self.robot = module.build(self.config)
-        self.steps, self.cpu, self.lessons = steps, [], []
+        self.steps, self.cpu, self.updates = steps, [], []
         self.go_on(2 * warmup + 20 * self.config.env_n)
 
     def go_on(self, steps: int) -> int:
@@ -55,7 +55,7 @@ class Contestant:
         seconds, (own_after, theirs_after) = perf_counter() - begin, cpu()
         augmented = taken * self.config.rec_t
         self.cpu.append((1000 * (own_after - own) / augmented, 1000 * (theirs_after - theirs) / augmented))
-        self.lessons.append((self.robot.tasks["model"].rows_learned - learned) * self.config.model_unroll_len / taken)
+        self.updates.append((self.robot.tasks["model"].rows_learned - learned) * self.config.model_unroll_len / taken)
         return augmented / seconds
 
 
@@ -84,10 +84,10 @@ def main(argv: list[str] | None = None) -> int:
         own, theirs = (median(side) for side in zip(*one.cpu, strict=True))
         rate = rates[name]
         result[name] = {**rate, "vs cooperative": ratio(rate, rates[names[0]]), "cpu": [own, theirs],
-                        "replay_ratio": median(one.lessons)}
+                        "replay_ratio": median(one.updates)}
         goal = f" (goal: ≥ {GOAL})" if name == names[1] else ""
         lines.append(f"{name}: {rate['median']:,.0f} augmented steps/s, {result[name]['vs cooperative']:.2f}x cooperative{goal}; "
-                     f"{median(one.lessons):.2f} learned steps per real one; cpu {own:.2f} s + {theirs:.2f} s in workers per "
+                     f"{median(one.updates):.2f} learned steps per real one; cpu {own:.2f} s + {theirs:.2f} s in workers per "
                      f"1,000 (spread {rate['spread']:.2f})")
     report(result, options.json, lines)
     return 0

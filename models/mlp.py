@@ -87,8 +87,8 @@ class MLP(nn.Module, metaclass=Brief):
 class EnsembleMLP(nn.Module, metaclass=Brief):
     """n MLPs of the same sizes on the same input, side by side: one batched product per layer instead of n.
 
-    A lesson of a 2×64 actor and critic with 256 rows takes 17 % less than with two `MLP`s. Initial values are those of `MLP`, for
-    each of them.
+    An update of a 2×64 actor and critic with 256 rows takes 17 % less than with two `MLP`s. Initial values are those of `MLP`,
+    for each of them.
 
     Args:
         sizes, activation, orthogonal: As for `MLP`.

@@ -136,7 +136,7 @@ class Planner(Model):
         act: MultiDiscrete([A, 2]): primary action and reset; Discrete(A): the raw MDP.
         see_tree_rep, see_h, see_x, see_real_state: What is seen.
         tree: 'mlp': four layers with skips; 'lstm': `LSTMAttention` between two linear layers. The author's ablation finds the
-            MLP as good; a lesson of 100 steps of 16 environments takes 0.07 s with it and 2.5 s with the memory (one core, no
+            MLP as good; an update of 100 steps of 16 environments takes 0.07 s with it and 2.5 s with the memory (one core, no
             images), which also adds 126 KB to each stored row.
         separate: A policy head of its own for imagined steps.
         widths, halved_widths: Channels of the image encoders' groups: of hidden states and small images, and of images of `LARGE`

@@ -1,9 +1,9 @@
 """A task that learns what the environment does, and a policy task that learns from what the first one imagines. `model=false` is
-SAC alone, with one lesson for each step.
+SAC alone, with one update for each step.
 
-Both learn from the same steps, each from a buffer and at a pace of its own. In its lessons the policy task asks the model task
+Both learn from the same steps, each from a buffer and at a pace of its own. In its updates the policy task asks the model task
 where its actions would lead: dreams are made where they are learned from, by the newest policy and the newest model, and no agent
-waits for one. So a step of the environment is worth many lessons. Scores: docs/robots.md.
+waits for one. So a step of the environment is worth many updates. Scores: docs/robots.md.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from parl_like.tasks.task import ComputationTask
 
 
 class Config(PartsConfig, frozen=True, kw_only=True):
-    """Everything else are arguments of what the robot is built of: `MBPO.horizon`, `RL.OffPolicyHelper.updates` (lessons for each
+    """Everything else are arguments of what the robot is built of: `MBPO.horizon`, `RL.OffPolicyHelper.updates` (updates for each
     step), `EnsembleDynamics.members`, ….
 
     Attributes:
@@ -54,9 +54,9 @@ def build(config: Config) -> Robot:
         where = f"tasks.{name}"
         helper = parts.args(where, OffPolicyHelper, acts=config.total_steps / config.n_agents)
         told = parts.of(where, OffPolicyHelper)
-        lessons = config.total_steps * told["updates"] // (told["learn_every"] or 1)
+        updates = config.total_steps * told["updates"] // (told["learn_every"] or 1)
         func = create_algorithm_func(model, {**spaces, **parts.args(where, model)},
-                                     algorithm, parts.args(where, algorithm, updates=lessons, lr=1e-3))
+                                     algorithm, parts.args(where, algorithm, updates=updates, lr=1e-3))
         return ComputationTask(func, made_anew(OffPolicyHelper, helper), device=config.device,
                                **parts.args(where, ComputationTask, skip=("device",), **usual))
 

@@ -53,12 +53,12 @@ Count = float | None | Callable[[Mapping[str, Any]], float | None]
 """What a schedule counts in the whole run, perhaps by the values of the arguments; None: that cannot be known before."""
 
 
-def optimiser_steps(lessons: float, rows: int, learner: Mapping[str, Any]) -> int:
-    """Of so many lessons of so many rows each, by the arguments of the algorithm."""
+def optimiser_steps(updates: float, rows: int, learner: Mapping[str, Any]) -> int:
+    """Of so many updates of so many rows each, by the arguments of the algorithm."""
     minibatches = max(rows // wanted, 1) if (wanted := learner.get("minibatch_rows")) else learner.get("minibatches", 1)
-    steps = int(lessons * learner.get("epochs", 1) * minibatches)
-    if "policy_lessons" in learner:  # PPG's auxiliary phases
-        steps += int(lessons) // learner["policy_lessons"] * learner["aux_epochs"] * learner["aux_minibatches"]
+    steps = int(updates * learner.get("epochs", 1) * minibatches)
+    if "policy_updates" in learner:  # PPG's auxiliary phases
+        steps += int(updates) // learner["policy_updates"] * learner["aux_epochs"] * learner["aux_minibatches"]
     return steps
 
 
@@ -189,7 +189,7 @@ class Parts:
                 what = acts if name in COUNTS_ACTS or issubclass(owner, Explorer) else updates
                 count = partial(self._count, what, where, owner)
                 if not value.steps and count() is None:
-                    raise ConfigError(f"Config: {owner.__name__}.{name} is a schedule over the lessons of the run, whose number "
+                    raise ConfigError(f"Config: {owner.__name__}.{name} is a schedule over the updates of the run, whose number "
                                       "depends on how long its episodes are; say how many it spans: {start, end, steps: N}")
                 found[name] = value.schedule(self.span, count, f"{owner.__name__}.{name}")
             elif kinds[name][0].part:

@@ -29,7 +29,7 @@ _log = logging.getLogger(__name__)
 ON_POLICY = {"models": ("MLPActorCritic", "ConvActorCritic", "RecurrentActorCritic"), "helper": "OnPolicyHelper"}
 OFF_POLICY = {"models": ("MLPActorQ",), "helper": "OffPolicyHelper", "OffPolicyHelper.batch_size": 256,
               "OffPolicyHelper.learn_every": 1, "total_steps": 20_000,
-              # before the first lesson the policy alone explores little, a deterministic one hardly
+              # before the first update the policy alone explores little, a deterministic one hardly
               "OffPolicyHelper.warmup": 256, "OffPolicyHelper.random_steps": 256}
 
 NATURAL = {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128}
@@ -67,14 +67,14 @@ USUAL: dict[str, dict[str, Any]] = {
                         # with single steps, or a faster target, values of short truncated tasks grow on their own errors
                         "BootstrappedDQN.n_step": 3, "BootstrappedDQN.target_period": 200},
     "PPO": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPO.epochs": 10, "PPO.minibatches": 16},
-    "PPG": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPG.policy_lessons": 8, "MLPActorCritic.auxiliary": True,
+    "PPG": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPG.policy_updates": 8, "MLPActorCritic.auxiliary": True,
             "ConvActorCritic.auxiliary": True},
     "A2C": {**ON_POLICY, "n_agents": 16, "OnPolicyHelper.unroll": 16, "A2C.lr": 1e-3, "A2C.entropy": 0.01,
             "A2C.normalize": False},
     "REINFORCE": {**ON_POLICY, "helper": "EpisodicHelper", "n_agents": 8, "REINFORCE.lr": 3e-3},
     "NPG": NATURAL, "TRPO": NATURAL,
     "VMPO": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "VMPO.epochs": 4},
-    # a lesson has the unrolls of 8 agents; those of the others are then of an older policy
+    # an update has the unrolls of 8 agents; those of the others are then of an older policy
     "IMPALA": {**ON_POLICY, "n_agents": 16, "OnPolicyHelper.unroll": 20, "OnPolicyHelper.store_policy": True, "IMPALA.lr": 1e-3,
                "IMPALA.max_grad_norm": 0.5, "ComputationTask.training_rule": {"max_rows": 160}},
     "APPO": {**ON_POLICY, "n_agents": 16, "OnPolicyHelper.unroll": 32, "OnPolicyHelper.store_policy": True,
@@ -159,11 +159,11 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
         return span.steps / config.n_agents
 
     def rows_of(helper: Mapping[str, Any]) -> int:
-        """Of a lesson, where agents send unrolls; else 1."""
+        """Of an update, where agents send unrolls; else 1."""
         rule = parts.of(where, ComputationTask)["training_rule"] or {}
         return min(rows := lanes * helper["unroll"], rule.get("max_rows") or rows) if "unroll" in helper else 1
 
-    def lessons(helper: Mapping[str, Any]) -> Any:
+    def n_updates(helper: Mapping[str, Any]) -> Any:
         """Of a run, which are the optimiser steps of an off-policy one; None where each takes whole episodes."""
         if issubclass(helper_class, (EpisodicHelper, PopulationHelper)):
             return None
@@ -171,11 +171,11 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
 
     def updates(learner: Mapping[str, Any]) -> Any:
         helper = parts.of(where, helper_class)
-        return None if (n := lessons(helper)) is None else optimiser_steps(n, rows_of(helper), learner)
+        return None if (n := n_updates(helper)) is None else optimiser_steps(n, rows_of(helper), learner)
 
     where = "tasks.RL"
     task = parts.args(where, ComputationTask, skip=("device",))
-    of_helper = parts.args(where, helper_class, acts=acts, updates=lessons)
+    of_helper = parts.args(where, helper_class, acts=acts, updates=n_updates)
     spaces["obs"] = Transforms(of_helper.get("transforms", ())).space(spaces["obs"])
     fitting = usual["models"]
     if model is not None:

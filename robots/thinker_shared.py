@@ -39,7 +39,7 @@ INSIDE = ("latent", "model_strides", "model_sigmoid", "model_residual", "model_m
 
 class Config(thinker.Config, frozen=True, kw_only=True):
     """As `robots.thinker`; `workers.address` names the cluster. Each agent makes `env_n` environments, with replay and a rhythm
-    of lessons of its own: `model_warm_up_n` and `model_buffer_n` are per agent. `device` is the planner's."""
+    of updates of its own: `model_warm_up_n` and `model_buffer_n` are per agent. `device` is the planner's."""
 
     gpu_learn: Weight = 0.5  # share of a GPU for the model, if the cluster has any
 

@@ -120,7 +120,7 @@ class Recorder(Algorithm):
     def __init__(self, model=None, rule=None, **options):
         super().__init__(Plain() if model is None else model, **options)
         self.rule = rule or (lambda obs: torch.zeros(len(first_leaf(obs)), dtype=torch.int64))
-        self.lessons, self.modes = [], []
+        self.updates_seen, self.modes = [], []
 
     def predict(self, inputs):
         self.modes.append(("predict", self.mode))
@@ -128,7 +128,7 @@ class Recorder(Algorithm):
 
     def process(self, batch):
         self.modes.append(("process", self.mode))
-        self.lessons.append({name: np.array(leaf.numpy()) for name, leaf in batch.leaves().items()})
+        self.updates_seen.append({name: np.array(leaf.numpy()) for name, leaf in batch.leaves().items()})
         return batch
 
     def learn(self, batch):

@@ -46,12 +46,12 @@ def off(**options):
     (100, dict(learn_every=4, warmup=50), 13),  # 52, 56, … 100
     (100, dict(learn_every=7), 14),
 ])
-def test_off_policy_lessons_are_exact(steps, options, expected):
+def test_off_policy_updates_are_exact(steps, options, expected):
     with robot_of(Recorder(), off(**options)) as robot:
         robot.run(StopAfterSteps(steps))
         task = robot.tasks["RL"]
         assert task.learns == expected == task.algorithm.updates
-        assert all(len(lesson["rew"]) == 4 for lesson in task.algorithm.lessons)
+        assert all(len(update["rew"]) == 4 for update in task.algorithm.updates_seen)
 
 
 def test_many_agents_learn_as_often_per_step_as_one():
@@ -61,18 +61,18 @@ def test_many_agents_learn_as_often_per_step_as_one():
 
 
 @pytest.mark.parametrize(("steps", "unroll"), [(20, 5), (22, 5), (20, 32), (7, 1)])
-def test_on_policy_lessons_are_exact_and_every_row_is_learned_once(steps, unroll):
+def test_on_policy_updates_are_exact_and_every_row_is_learned_once(steps, unroll):
     with robot_of(Recorder(), lambda: OnPolicyHelper(unroll=unroll), env=lambda: Corridor(3)) as robot:
         robot.run(StopAfterSteps(steps))
-        lessons = robot.tasks["RL"].algorithm.lessons
-        assert len(lessons) == steps // unroll
-        positions = [p for lesson in lessons for p in lesson["obs"][:, 0].tolist()]
+        updates = robot.tasks["RL"].algorithm.updates_seen
+        assert len(updates) == steps // unroll
+        positions = [p for update in updates for p in update["obs"][:, 0].tolist()]
         assert positions == [t % 3 for t in range(steps // unroll * unroll)]
-        # cuts: at the ends of the episodes, and at the last row of each lesson
-        for lesson in lessons:
-            cuts = lesson["terminated"] | lesson["truncated"]
+        # cuts: at the ends of the episodes, and at the last row of each update
+        for update in updates:
+            cuts = update["terminated"] | update["truncated"]
             cuts[-1] = True
-            assert lesson["last"].tolist() == cuts.tolist()
+            assert update["last"].tolist() == cuts.tolist()
         assert len(rows(robot)["rew"]) == steps % unroll  # the rest waits for the next run
 
 
@@ -80,49 +80,49 @@ def test_the_rest_of_an_unroll_is_learned_from_in_the_next_run():
     with robot_of(Recorder(), lambda: OnPolicyHelper(unroll=8), env=lambda: Corridor(100)) as robot:
         robot.run(StopAfterSteps(5))
         robot.run(StopAfterSteps(3))
-        (lesson,) = robot.tasks["RL"].algorithm.lessons
-        assert lesson["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]  # the agent went on where it was
-        assert lesson["truncated"].tolist() == [False] * 8 and lesson["last"].tolist() == [False] * 7 + [True]
+        (update,) = robot.tasks["RL"].algorithm.updates_seen
+        assert update["obs"][:, 0].tolist() == [0, 1, 2, 3, 4, 5, 6, 7]  # the agent went on where it was
+        assert update["truncated"].tolist() == [False] * 8 and update["last"].tolist() == [False] * 7 + [True]
 
 
 def test_on_policy_rows_of_a_round_are_one_batch_with_a_cut_between_agents():
     with robot_of(Recorder(), lambda: OnPolicyHelper(unroll=4), env=lambda: Corridor(100), n_agents=3) as robot:
         robot.train_iter()
-        (lesson,) = robot.tasks["RL"].algorithm.lessons
-        assert lesson["obs"][:, 0].tolist() == [0, 1, 2, 3] * 3
-        assert lesson["last"].tolist() == [False, False, False, True] * 3
+        (update,) = robot.tasks["RL"].algorithm.updates_seen
+        assert update["obs"][:, 0].tolist() == [0, 1, 2, 3] * 3
+        assert update["last"].tolist() == [False, False, False, True] * 3
 
 
-def test_episodic_lessons_are_whole_episodes():
+def test_episodic_updates_are_whole_episodes():
     with robot_of(Recorder(), lambda: EpisodicHelper(episodes=2), env=lambda: Corridor(3)) as robot:
         robot.run(StopAfterSteps(17))
-        lessons = robot.tasks["RL"].algorithm.lessons
-        assert [lesson["obs"][:, 0].tolist() for lesson in lessons] == [[0, 1, 2, 0, 1, 2]] * 2
+        updates = robot.tasks["RL"].algorithm.updates_seen
+        assert [update["obs"][:, 0].tolist() for update in updates] == [[0, 1, 2, 0, 1, 2]] * 2
         assert len(rows(robot)["rew"]) == 5
 
 
 def test_a_long_episode_is_cut_where_the_episodic_helper_is_full():
     with robot_of(Recorder(), lambda: EpisodicHelper(max_steps=4), env=lambda: Corridor(6)) as robot:
         robot.run(StopAfterSteps(12))
-        lessons = robot.tasks["RL"].algorithm.lessons
-        assert [lesson["obs"][:, 0].tolist() for lesson in lessons] == [[0, 1, 2, 3], [4, 5], [0, 1, 2, 3], [4, 5]]
-        assert [lesson["terminated"][-1] for lesson in lessons] == [False, True, False, True]
+        updates = robot.tasks["RL"].algorithm.updates_seen
+        assert [update["obs"][:, 0].tolist() for update in updates] == [[0, 1, 2, 3], [4, 5], [0, 1, 2, 3], [4, 5]]
+        assert [update["terminated"][-1] for update in updates] == [False, True, False, True]
 
 
-def test_open_episodes_of_other_environments_wait_for_the_next_episodic_lesson():
+def test_open_episodes_of_other_environments_wait_for_the_next_episodic_update():
     lengths = iter([2, 5])
     with robot_of(Recorder(), lambda: EpisodicHelper(episodes=1), env=lambda: Corridor(next(lengths)),
                   agent=lambda: VectorAgent(2)) as robot:
         robot.run(StopAfterSteps(12))
-        lessons = robot.tasks["RL"].algorithm.lessons
-        assert [lesson["obs"][:, 0].tolist() for lesson in lessons] == [[0, 1], [0, 1], [0, 1, 2, 3, 4], [0, 1]]
-        assert all(lesson["terminated"][-1] for lesson in lessons)
+        updates = robot.tasks["RL"].algorithm.updates_seen
+        assert [update["obs"][:, 0].tolist() for update in updates] == [[0, 1], [0, 1], [0, 1, 2, 3, 4], [0, 1]]
+        assert all(update["terminated"][-1] for update in updates)
 
 
 def test_environments_that_end_together_count_as_two_episodes():
     with robot_of(Recorder(), lambda: EpisodicHelper(episodes=4), env=lambda: Corridor(3), agent=lambda: VectorAgent(2)) as robot:
         robot.run(StopAfterSteps(24))
-        assert [len(lesson["rew"]) for lesson in robot.tasks["RL"].algorithm.lessons] == [12, 12]
+        assert [len(update["rew"]) for update in robot.tasks["RL"].algorithm.updates_seen] == [12, 12]
 
 
 def test_episodes_counted_before_a_checkpoint_count_after_it():
@@ -133,7 +133,7 @@ def test_episodes_counted_before_a_checkpoint_count_after_it():
         first.run(StopAfterEpisodes(2))
         second.load_state_dict(first.state_dict())
         second.run(StopAfterEpisodes(1))
-        assert [len(lesson["rew"]) for lesson in second.tasks["RL"].algorithm.lessons] == [6]
+        assert [len(update["rew"]) for update in second.tasks["RL"].algorithm.updates_seen] == [6]
 
 
 @pytest.mark.parametrize("store_policy", [False, True])
@@ -152,11 +152,11 @@ def test_on_policy_rows_that_two_updates_made_old_are_dropped_and_counted(store_
                     self.helpers[name].store(obs, act, rew, obs_next, terminated, truncated)
                 obs, done = obs_next, terminated or truncated
 
-    lessons = []
+    updates = []
 
     class Recording(PPO):
         def process(self, batch):
-            lessons.append(batch.obs[:, 0].tolist())
+            updates.append(batch.obs[:, 0].tolist())
             return super().process(batch)
 
     unrolls = iter([6, 2])
@@ -169,7 +169,7 @@ def test_on_policy_rows_that_two_updates_made_old_are_dropped_and_counted(store_
         # Agent 1 learned after its rows 2, 4 and 6. Agent 0's rows 0 and 1 are then two updates old, 2 and 3 one, 4 and 5 none.
         # With their log-probabilities, they may be as old as they like.
         of_agent_0 = [0, 1, 2, 3, 4, 5] if store_policy else [2, 3, 4, 5]
-        assert max(lessons, key=len)[: len(of_agent_0)] == of_agent_0
+        assert max(updates, key=len)[: len(of_agent_0)] == of_agent_0
         assert [agent.helpers["RL"].dropped for agent in robot.agents] == [0 if store_policy else 2, 0]
         assert robot.metrics()["RL/dropped"] == (0 if store_policy else 2) and "clock/dropped" not in robot.metrics()
 
@@ -185,9 +185,9 @@ def test_offline_learning_leaves_its_data_alone():
         for _ in range(3):
             robot.train_iter()
         robot.run(StopAfterSteps(4))
-        lessons = tasks["RL"].algorithm.lessons
-        assert len(lessons) == 2 * 3 + 4 and robot.env_steps == 10  # one step of an offline robot is one lesson
-        assert all(set(lesson["obs"][:, 0]) <= set(range(10)) and "info.cost" in lesson for lesson in lessons)
+        updates = tasks["RL"].algorithm.updates_seen
+        assert len(updates) == 2 * 3 + 4 and robot.env_steps == 10  # one step of an offline robot is one update
+        assert all(set(update["obs"][:, 0]) <= set(range(10)) and "info.cost" in update for update in updates)
         assert len(robot.evaluate(2, env=lambda: Corridor(4)).returns) == 2
         for name, column in data.state_dict()["columns"].items():
             np.testing.assert_array_equal(column, before[name])
@@ -343,7 +343,7 @@ NESTED = Dict({"image": Box(0, 255, (3, 2), np.uint8),
 
 @pytest.mark.parametrize("vector", [False, True])
 @pytest.mark.parametrize("kind", ["dqn", "ppo"])
-def test_nested_observations_travel_to_the_model_the_buffer_and_the_lesson(kind, vector):
+def test_nested_observations_travel_to_the_model_the_buffer_and_the_update(kind, vector):
     func = (dqn if kind == "dqn" else ppo)(lambda: Shaped(NESTED))
     helper = off() if kind == "dqn" else lambda: OnPolicyHelper(unroll=8)
     agent = (lambda: VectorAgent(2)) if vector else Agent

@@ -341,7 +341,7 @@ def test_an_algorithm_without_memory_for_a_model_with_one(agent):
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_a_lesson_that_raises(driver):
+def test_an_update_that_raises(driver):
     class Failing(Recorder):
         broken = True
 
@@ -414,7 +414,7 @@ def test_mistakes_in_an_agents_own_code(go, error, message):
 
 
 def test_only_the_agents_that_were_served_hear_of_a_failed_batch_if_that_is_wanted():
-    """A task with on_error='fail_batch': an agent may catch the failure of its lesson and go on."""
+    """A task with on_error='fail_batch': an agent may catch the failure of its update and go on."""
     class Failing(Recorder):
         def learn(self, batch):
             raise ArithmeticError("too hard")

@@ -93,7 +93,7 @@ def test_json_out(name, argv, capsys):
                 "by hand"} <= case["rates"].keys() and ("by hand, tuned" in case["rates"]) == (name == "ppo_cartpole")
         assert all(value > 0 for value in case["ratios"].values())
     elif name == "sac_pendulum":
-        assert result["cases"]["a lesson per step"]["rates"]["parl_like"]["median"] > 0
+        assert result["cases"]["an update per step"]["rates"]["parl_like"]["median"] > 0
     elif name == "learning":
         case = result["cases"]["sac pendulum"]
         assert all(len(curve) == 2 and curve[-1][0] >= case["steps"] == 104 for curve in case["parl_like"]["curves"])
@@ -154,7 +154,7 @@ def test_a_run_of_the_peer_is_kept_for_its_settings_alone():
         case = CASES[name]
         return [replace(case, peer=replace(case.peer, **one)).peer_settings() for one in ({}, changes)]
 
-    before, after = numbers("iqn cartpole", lessons=1)
+    before, after = numbers("iqn cartpole", updates=1)
     assert before != after and len(before) == 8
     before, after = numbers("iqn cartpole", build=CASES["c51 cartpole"].peer.build)
     assert before != after
@@ -179,7 +179,7 @@ def test_other_settings_of_the_peer_are_run_anew(tmp_path, monkeypatch):
     learning.main(ask)
     assert trained == ["ours", "theirs"]
     case = learning.CASES["iqn cartpole"]
-    monkeypatch.setitem(learning.CASES, "iqn cartpole", replace(case, peer=replace(case.peer, lessons=1)))
+    monkeypatch.setitem(learning.CASES, "iqn cartpole", replace(case, peer=replace(case.peer, updates=1)))
     learning.main(ask)
     assert trained == ["ours", "theirs", "theirs"]
 

@@ -88,7 +88,7 @@ def test_helpers_that_send_their_own_rows(model, helper):
 
 
 def test_an_environment_beside_offline_data_is_acted_in_and_the_data_learned_from():
-    """Every fourth step of each agent is a lesson of the data; the buffer stays as it is."""
+    """Every fourth step of each agent is an update of the data; the buffer stays as it is."""
     rows = data()
     func = create_algorithm_func(MLPActorCritic, {**SPACES, "hidden": (8,)}, BC, {})
     helper = partial(OfflineHelper, rows, batch_size=8)

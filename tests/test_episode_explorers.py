@@ -364,7 +364,7 @@ def test_an_environment_that_ends_at_once_and_one_without_a_reset_are_no_trouble
 
 
 def test_ppo_learns_the_borders_with_a_beta_policy():
-    """The best action lies on the bound 1: after 30 lessons the mean is beyond 0.4 (it begins near 0)."""
+    """The best action lies on the bound 1: after 30 updates the mean is beyond 0.4 (it begins near 0)."""
 
     class Bound(gym.Env):
         observation_space, action_space = gym.spaces.Box(-1, 1, (1,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32)

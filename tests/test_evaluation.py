@@ -121,21 +121,21 @@ def test_epochs_evaluate_with_one_seed_and_keep_the_best(tmp_path):
 
 @pytest.mark.parametrize(("driver", "mode"), [("threads", "sync"), ("threads", "async"), ("cooperative", "async")])
 def test_nothing_is_learned_while_it_is_evaluated(driver, mode):
-    lessons = []
+    updates = []
 
     def held_out():
-        lessons.append([robot.tasks["RL"].learns])
+        updates.append([robot.tasks["RL"].learns])
         return Noisy()
 
     def score(robot, seen):
-        lessons[-1].append(robot.tasks["RL"].learns)
+        updates[-1].append(robot.tasks["RL"].learns)
         return seen.mean_return
 
     with robot_of(a2c(Noisy), lambda: OnPolicyHelper(unroll=5), Noisy, n_agents=2, driver=driver, mode=mode, eval_env=held_out,
                   score=score) as robot:
         for _ in robot.epochs(2, 40, evaluate_episodes=1):
             pass
-    assert [before == after for before, after in lessons] == [True] * 3 and lessons[-1][0] > lessons[0][0] == 0
+    assert [before == after for before, after in updates] == [True] * 3 and updates[-1][0] > updates[0][0] == 0
 
 
 def test_evaluations_of_an_async_cooperative_robot_cut_nothing():

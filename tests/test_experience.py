@@ -76,8 +76,8 @@ def test_a25_rows_are_stored_raw_and_pass_the_chain_on_rollout_and_on_replay(sch
         assert stored["obs"].max() == (6 if schedule == "episodic" and vector else 5) or stored["obs_next"].max() == 6
         assert set(np.unique(stored["rew"])) <= {0.0, 1.0}
     assert max(asked["obs"].max() for asked in algorithm.asked) == 3
-    lesson = algorithm.lessons[0]
-    assert lesson["obs"].max() == lesson["obs_next"].max() == 3 and set(lesson["rew"]) == {10.0}
+    update = algorithm.updates_seen[0]
+    assert update["obs"].max() == update["obs_next"].max() == 3 and set(update["rew"]) == {10.0}
 
 
 def pixels():
@@ -107,8 +107,8 @@ def test_frames_are_stacked_on_rollout_as_on_replay(agent):
     close = lambda frames: np.round(frames[:, 0, 0] * 255).astype(int).tolist()  # noqa: E731
     asked = [close(one) for batch in algorithm.asked[1:] for one in batch["obs"]]
     assert all(frames in expected[:6] for frames in asked) and asked[-1] != asked[0]
-    for lesson in algorithm.lessons:
-        for obs, obs_next in zip(lesson["obs"], lesson["obs_next"], strict=True):
+    for update in algorithm.updates_seen:
+        for obs, obs_next in zip(update["obs"], update["obs_next"], strict=True):
             assert expected[expected.index(close(obs)) + 1] == close(obs_next)
 
 
@@ -205,9 +205,9 @@ def test_hindsight_relabels_and_normalises_alike():
     with robot_of(algorithm, helper, Reach, n_agents=2) as robot:
         robot.run(StopAfterSteps(300))
         assert {-4.0, -3.0, 3.0, 4.0} >= set(np.unique(robot.buffers["RL"].columns["obs.desired_goal"]).tolist()) - {0.0}
-    lesson = algorithm.lessons[-1]
-    same = np.isclose(lesson["obs.desired_goal"], lesson["obs_next.desired_goal"]).all()
-    assert same and len(np.unique(np.round(lesson["obs.desired_goal"], 4))) > 4 and (lesson["rew"] == 0).any()
+    update = algorithm.updates_seen[-1]
+    same = np.isclose(update["obs.desired_goal"], update["obs_next.desired_goal"]).all()
+    assert same and len(np.unique(np.round(update["obs.desired_goal"], 4))) > 4 and (update["rew"] == 0).any()
 
 
 # ------------------------------------------------------------------------------------------------------------------ prioritised
@@ -299,8 +299,8 @@ def test_a_buffer_may_stack_what_the_environment_stacks(ignore):
         assert robot.buffers["RL"].columns["obs"].shape[1:] == (2, 2)
         assert ("obs_next" in robot.buffers["RL"].columns) is not ignore
     expected = [[max(t - 2, 0), max(t - 1, 0), t] for t in range(7)]
-    for lesson in algorithm.lessons:
-        for obs, obs_next in zip(lesson["obs"][..., 0, 0].tolist(), lesson["obs_next"][..., 0, 0].tolist(), strict=True):
+    for update in algorithm.updates_seen:
+        for obs, obs_next in zip(update["obs"][..., 0, 0].tolist(), update["obs_next"][..., 0, 0].tolist(), strict=True):
             assert expected[expected.index(obs) + 1] == obs_next
 
 
@@ -327,10 +327,10 @@ def test_sequences_with_burn_in(buffer):
     with robot_of(algorithm, off(size=1000, batch_size=16, learn_every=2, buffer=buffer), lambda: Corridor(9),
                   n_agents=2) as robot:
         robot.run(StopAfterSteps(200))
-    assert algorithm.lessons
-    for lesson in algorithm.lessons:
-        assert lesson["obs"].shape == (16, 6, 1) and lesson["valid"].shape == (16, 6) and lesson["state.t"].shape == (16, 1)
-        for obs, valid, state, terminated in zip(lesson["obs"][..., 0], lesson["valid"], lesson["state.t"], lesson["terminated"],
+    assert algorithm.updates_seen
+    for update in algorithm.updates_seen:
+        assert update["obs"].shape == (16, 6, 1) and update["valid"].shape == (16, 6) and update["state.t"].shape == (16, 1)
+        for obs, valid, state, terminated in zip(update["obs"][..., 0], update["valid"], update["state.t"], update["terminated"],
                                                  strict=True):
             real = obs[valid]
             assert (np.diff(real) == 1).all() and valid[2]  # consecutive, the sampled row included
@@ -403,7 +403,7 @@ def test_on_policy_transforms_keep_views_out_of_the_buffer():
 
 @pytest.mark.parametrize("schedule", ["on", "episodic"])
 @pytest.mark.parametrize("agent", [Agent, partial(VectorAgent, 2)], ids=["plain", "vector"])
-def test_on_policy_lessons_have_the_frames_that_were_acted_on(schedule, agent):
+def test_on_policy_updates_have_the_frames_that_were_acted_on(schedule, agent):
     """Frames reach back over the border of two unrolls, where the rows before were forgotten."""
     chain = lambda: [FrameStacker(3), ImageScale(low=0.0)]  # noqa: E731
     algorithm = Seen(Plain(Transforms(chain()).space(pixels().observation_space)))
@@ -413,8 +413,8 @@ def test_on_policy_lessons_have_the_frames_that_were_acted_on(schedule, agent):
         robot.run(StopAfterSteps(36))
     expected = [[max(t - 2, 0), max(t - 1, 0), t] for t in range(7)]
     learned = 0
-    for lesson in algorithm.lessons:
-        for obs, obs_next in zip(lesson["obs"][..., 0, 0] * 255, lesson["obs_next"][..., 0, 0] * 255, strict=True):
+    for update in algorithm.updates_seen:
+        for obs, obs_next in zip(update["obs"][..., 0, 0] * 255, update["obs_next"][..., 0, 0] * 255, strict=True):
             assert expected[expected.index(np.round(obs).astype(int).tolist()) + 1] == np.round(obs_next).astype(int).tolist()
             learned += 1
     assert 28 <= learned <= 36  # every row once
@@ -450,7 +450,7 @@ def test_padding_of_sequences_and_rows_of_a_reset_do_not_count():
     with robot_of(algorithm, off(size=200, batch_size=16, learn_every=2, transforms=chain), lambda: Corridor(3)) as robot:
         robot.run(StopAfterSteps(60))
         moments = robot.transforms["RL"].state_dict()["0 RewardNormalizer"]["rew"]
-        assert moments["n"] == sum(lesson["valid"].sum() for lesson in algorithm.lessons)
+        assert moments["n"] == sum(update["valid"].sum() for update in algorithm.updates_seen)
     rollout = [RewardNormalizer(update_on="rollout")]
     with robot_of(Recorder(), off(transforms=rollout), lambda: Corridor(3), agent=partial(VectorAgent, 2)) as robot:
         robot.run(StopAfterSteps(60))

@@ -300,7 +300,7 @@ class Rude(Noisy):
 
 def trained(env, driver="cooperative", n_agents=3):
     with robot_of(dqn(Noisy, epsilon=0.3), off(), env=env, n_agents=n_agents, driver=driver, trace=True, seed=5) as robot:
-        robot.run(StopAfterSteps(122))  # no lesson is open at the stop, which the threads driver would not wait for
+        robot.run(StopAfterSteps(122))  # no update is open at the stop, which the threads driver would not wait for
         return robot.trace_hash(), weights(robot), robot.counters()
 
 
@@ -312,7 +312,7 @@ def test_what_an_environment_does_to_global_generators_changes_nothing(driver, n
         assert trained(partial(Rude, directory=False), driver, n_agents) == polite
 
 
-def test_lessons_of_ppo_and_dropout_do_not_draw_from_global_generators_either(as_before):
+def test_updates_of_ppo_and_dropout_do_not_draw_from_global_generators_either(as_before):
     def weights_after(env):
         with robot_of(ppo(Noisy), lambda: OnPolicyHelper(unroll=8), env=env, n_agents=2, seed=3) as robot:
             robot.run(StopAfterSteps(64))
@@ -323,7 +323,7 @@ def test_lessons_of_ppo_and_dropout_do_not_draw_from_global_generators_either(as
         assert weights_after(partial(Rude, directory=False)) == weights_after(Noisy)
 
 
-def test_a_lesson_that_borrows_the_generator_beside_a_reset_is_not_the_environments_doing():
+def test_an_update_that_borrows_the_generator_beside_a_reset_is_not_the_environments_doing():
     """As learning in a thread does, while the main thread acts: its random numbers go on in the global generator meanwhile."""
     agent = SimpleNamespace(told=set(), robot=SimpleNamespace(told=set()))
     state = torch.get_rng_state()
@@ -509,7 +509,7 @@ def test_ctrl_c_in_the_midst_of_halves_puts_the_batch_back_as_it_was():
 
 
 class Net(Model):
-    """A layer, and a batch norm, whose running statistics every forward pass of a lesson changes."""
+    """A layer, and a batch norm, whose running statistics every forward pass of an update changes."""
 
     def __init__(self):
         super().__init__(gym.spaces.Box(-np.inf, np.inf, (2,), np.float32), ACT)
@@ -520,7 +520,7 @@ class Net(Model):
 
 
 class Square(Algorithm):
-    """loss = mean((net(obs) − 1)²), with Adam, a schedule, and `steps` steps per lesson. Fails at the loss where an observation
+    """loss = mean((net(obs) − 1)²), with Adam, a schedule, and `steps` steps per update. Fails at the loss where an observation
     does."""
 
     steps = 1
@@ -553,7 +553,7 @@ def built(algorithm=Square, seed=1, **options):
     return task
 
 
-def lessons(n):
+def updates(n):
     return [{"obs": np.random.default_rng(i).normal(size=(4, 2)).astype(np.float32)} for i in range(n)]
 
 
@@ -570,17 +570,17 @@ def learned(task):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("clip", [None, 1.0])
-def test_lessons_without_a_number_are_as_if_they_had_not_been(value, clip):
+def test_updates_without_a_number_are_as_if_they_had_not_been(value, clip):
     """At the 3rd and the 7th of ten: weights, running statistics, moments, counters and learning rate as without them."""
     with_bad, without = (built(partial(Square, max_grad_norm=clip)) for _ in range(2))
-    for i, lesson in enumerate(lessons(10)):
+    for i, update in enumerate(updates(10)):
         if i in (3, 7):
             before = with_bad.algorithm.model.weights_hash()
-            result = with_bad.learn(spoiled(lesson, value))
+            result = with_bad.learn(spoiled(update, value))
             assert with_bad.algorithm.model.weights_hash() == before
             assert not math.isfinite(result["loss"]) and np.isfinite(result["priority"]).all() and len(result["priority"]) == 4
         else:
-            assert with_bad.learn(lesson)["loss"] == without.learn(lesson)["loss"]
+            assert with_bad.learn(update)["loss"] == without.learn(update)["loss"]
     assert same(learned(with_bad), learned(without))
     assert with_bad.optimizer.param_groups[0]["lr"] == without.optimizer.param_groups[0]["lr"]
     assert (with_bad.skipped, with_bad.skips, without.skipped) == (2, 0, 0)
@@ -592,39 +592,39 @@ def test_an_infinite_slope_is_found_without_clipping_too(clip):
     before = learned(task)
     assert task.learn({"obs": np.zeros((4, 2), np.float32)})["loss"] == 0
     assert same(learned(task), before) and task.skipped == 1
-    task.learn(lessons(1)[0])
+    task.learn(updates(1)[0])
     assert not same(learned(task), before)
 
 
-def test_one_bad_minibatch_of_a_lesson_is_left_out_and_the_rest_counts():
+def test_one_bad_minibatch_of_an_update_is_left_out_and_the_rest_counts():
     class Second(Square):
         steps = 3
 
         def learn(self, batch):
             out = super().learn(batch)
-            self.lessons = getattr(self, "lessons", 0) + 1
-            return {**out, "loss": out["loss"] * (math.nan if self.lessons == 2 else 1)}
+            self.updates_seen = getattr(self, "updates", 0) + 1
+            return {**out, "loss": out["loss"] * (math.nan if self.updates_seen == 2 else 1)}
 
     task = built(Second, max_skips=1)
-    assert math.isfinite(task.learn(lessons(1)[0])["loss"])
+    assert math.isfinite(task.learn(updates(1)[0])["loss"])
     assert (task.algorithm.updates, task.skipped, task.skips) == (2, 1, 0)
 
 
-def test_after_so_many_lessons_in_a_row_it_raises(caplog):
-    """A whole lesson counts once, however many steps it has; a good one between begins the count anew."""
+def test_after_so_many_updates_in_a_row_it_raises(caplog):
+    """A whole update counts once, however many steps it has; a good one between begins the count anew."""
     def many():
         algorithm = Square()
         algorithm.steps = 4
         return algorithm
 
     task = built(many, max_skips=2)
-    good, bad = lessons(1)[0], spoiled(lessons(1)[0])
+    good, bad = updates(1)[0], spoiled(updates(1)[0])
     with caplog.at_level(logging.WARNING, "parl_like"):
-        for lesson in (bad, bad, good, bad, bad):
-            task.learn(lesson)
+        for update in (bad, bad, good, bad, bad):
+            task.learn(update)
         before = learned(task)
         with pytest.raises(Diverged, match=r"task 'task': loss is nan at optimiser step 4; the weights are unchanged.*\(3 "
-                                           r"lessons in a row"):
+                                           r"updates in a row"):
             task.learn(bad)
     assert same(learned(task), before) and (task.skipped, task.skips) == (20, 3)
     assert [record.message.rpartition(": ")[2] for record in caplog.records] == ["1)", "2)", "4)", "8)", "16)"]
@@ -636,7 +636,7 @@ def test_without_patience_the_first_raises():
     task = built(max_skips=0)
     before = learned(task)
     with pytest.raises(Diverged, match="task 'task': loss is nan at optimiser step 0; the weights are unchanged"):
-        task.learn(spoiled(lessons(1)[0]))
+        task.learn(spoiled(updates(1)[0]))
     assert same(learned(task), before) and task.skipped == 0
     with pytest.raises(ValueError, match="ComputationTask: max_skips is -1; expected at least 0"):
         ComputationTask(Square, max_skips=-1)
@@ -645,7 +645,7 @@ def test_without_patience_the_first_raises():
 def test_what_was_left_out_is_saved_and_a_checkpoint_of_before_loads():
     task, other = built(), built(seed=2)
     for _ in range(3):
-        task.learn(spoiled(lessons(1)[0]))
+        task.learn(spoiled(updates(1)[0]))
     state = task.state_dict()
     other.load_state_dict(state)
     assert (other.skipped, other.skips) == (3, 3)
@@ -682,7 +682,7 @@ class Config(configs.ExperimentConfig, frozen=True, kw_only=True):
 
 
 class Turning(Square):
-    """Its loss is no number between two counts of lessons; those are not saved, so a robot that is loaded does not come there
+    """Its loss is no number between two counts of updates; those are not saved, so a robot that is loaded does not come there
     again."""
 
     transient = ("count",)
@@ -706,7 +706,7 @@ def build(config):
 
 
 def lab_run(monkeypatch, tmp_path, **config):
-    """Lessons are every 4 steps, from step 4 on; checkpoints every 50."""
+    """Updates are every 4 steps, from step 4 on; checkpoints every 50."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiments, "_registered", {})
     monkeypatch.setattr(experiments, "_modules", {})
@@ -724,7 +724,7 @@ def steps_of(run):
 
 
 def test_a_run_that_diverges_goes_back_once_and_on(monkeypatch, tmp_path):
-    """Lessons 20 … 23 fail, at steps 80 … 92: from 92 it goes back to the checkpoint after 50."""
+    """Updates 20 … 23 fail, at steps 80 … 92: from 92 it goes back to the checkpoint after 50."""
     code, run, screen = lab_run(monkeypatch, tmp_path, bad_from=19, bad_until=23)
     assert code == 0 and run.info().state == "finished"
     assert "loss is nan" in screen and "once, training goes back to the checkpoint of step 52" in screen

@@ -56,8 +56,8 @@ def test_twenty_steps_with_goals_of_seven():
 def test_each_level_learns_on_its_own_schedule():
     robot = episode()
     assert robot.tasks["RL"].learns == 20 // 5 and robot.tasks["goal"].learns == 3
-    lessons = robot.tasks["RL"].algorithm.lessons
-    assert [lesson["obs.obs"][:, 0].tolist() for lesson in lessons] == [[5 * k + i for i in range(5)] for k in range(4)]
+    updates = robot.tasks["RL"].algorithm.updates_seen
+    assert [update["obs.obs"][:, 0].tolist() for update in updates] == [[5 * k + i for i in range(5)] for k in range(4)]
 
 
 def test_the_workers_interval_survives_goals_and_episodes():

@@ -1,4 +1,4 @@
-"""Rows of one lesson belong together: one set of statistics, none lost without a word, none changed behind the buffer's back."""
+"""Rows of one update belong together: one set of statistics, none lost without a word, none changed behind the buffer's back."""
 
 import logging
 import sys
@@ -34,19 +34,19 @@ from parl_like.envs import make_vector_env
 from parl_like.models import MLPActorCritic
 from parl_like.values.spec import Spec
 
-# ------------------------------------------------------------------------------------------- statistics of one lesson
+# ------------------------------------------------------------------------------------------- statistics of one update
 
 
 class Ratios(PPO):
-    """Keeps, of every lesson, what the policy says now about the actions next to what it said when they were taken."""
+    """Keeps, of every update, what the policy says now about the actions next to what it said when they were taken."""
 
-    lessons = None
+    updates = None
 
     def process(self, batch):
         with torch.no_grad():
             out, _ = self.evaluate(batch)
         now = self.model.head.log_prob(out, batch.act)
-        self.lessons = [*(self.lessons or ()), (batch.obs.clone(), now.numpy(), batch.policy.log_prob.numpy())]
+        self.updates_seen = [*(self.updates_seen or ()), (batch.obs.clone(), now.numpy(), batch.policy.log_prob.numpy())]
         return super().process(batch)
 
 
@@ -65,15 +65,15 @@ def normalised(update_on, n_agents, driver="cooperative", agent=Agent, unroll=16
 @pytest.mark.parametrize("vector", [False, True])
 def test_what_the_policy_says_of_an_action_is_the_same_when_it_acts_and_when_it_learns(update_on, driver, vector):
     """The ratio of PPO begins at 1 in a synchronous run: statistics stand still from the first action of an unroll to the end of
-    its lesson."""
+    its update."""
     with normalised(update_on, 2, driver, (lambda: VectorAgent(2)) if vector else Agent) as robot:
         robot.run(StopAfterSteps(16 * 2 * (2 if vector else 1) * 6))
-        lessons = robot.tasks["RL"].algorithm.lessons
-        assert len(lessons) >= 5  # threads leave the last one to the next run
-        for _, now, then in lessons:
+        updates = robot.tasks["RL"].algorithm.updates_seen
+        assert len(updates) >= 5  # threads leave the last one to the next run
+        for _, now, then in updates:
             np.testing.assert_allclose(now, then, rtol=0, atol=2e-6)
         moments = next(iter(robot.transforms["RL"])).moments["obs"]
-        assert not np.allclose(moments.mean, 0, atol=1e-3)  # and they do change, from lesson to lesson
+        assert not np.allclose(moments.mean, 0, atol=1e-3)  # and they do change, from update to update
 
 
 def counting(env, **options):
@@ -106,7 +106,7 @@ def test_statistics_of_environments_in_processes_are_those_of_one_place(tmp_path
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("helper", [OnPolicyHelper, EpisodicHelper])
-def test_all_rows_of_a_lesson_are_normalised_alike(helper, mode):
+def test_all_rows_of_an_update_are_normalised_alike(helper, mode):
     """Every agent sees other numbers, so its rows have other moments; 0 is in all of them."""
 
     class Steps(gym.Env):
@@ -129,16 +129,16 @@ def test_all_rows_of_a_lesson_are_normalised_alike(helper, mode):
     chain = [UntransformedTimeStep(), ObservationNormalizer(), RewardNormalizer()]
     with robot_of(Recorder(), lambda: helper(**options, transforms=chain), env=Steps, n_agents=3, mode=mode) as robot:
         robot.run(StopAfterSteps(3 * 6 * 4))
-        lessons = robot.tasks["RL"].algorithm.lessons
-        assert len(lessons) >= 3
-        for lesson in lessons:
+        updates = robot.tasks["RL"].algorithm.updates_seen
+        assert len(updates) >= 3
+        for update in updates:
             for name in ("obs", "rew"):
-                raw = lesson[f"untransformed.{name}"].ravel()
+                raw = update[f"untransformed.{name}"].ravel()
                 for value in np.unique(raw):
-                    assert len(np.unique(lesson[name].ravel()[raw == value])) == 1
+                    assert len(np.unique(update[name].ravel()[raw == value])) == 1
 
 
-def test_a_task_that_only_learns_keeps_one_set_of_statistics_per_lesson_and_renews_it():
+def test_a_task_that_only_learns_keeps_one_set_of_statistics_per_update_and_renews_it():
     class Second(Agent):
         def run_one_episode(self):
             obs, _ = self.env.reset()
@@ -151,11 +151,11 @@ def test_a_task_that_only_learns_keeps_one_set_of_statistics_per_lesson_and_rene
     with robot_of(Recorder(), lambda: OnPolicyHelper(unroll=4, transforms=[ObservationNormalizer()]), env=lambda: Corridor(100),
                   n_agents=2, agent=Second) as robot:
         robot.run(StopAfterSteps(24))
-        lessons = [lesson["obs"][:, 0] for lesson in robot.tasks["RL"].algorithm.lessons]
-        assert len(lessons) == 3
-        for lesson in lessons:
-            np.testing.assert_array_equal(lesson[:4], lesson[4:])
-        assert len({round(float(np.diff(lesson)[0]), 5) for lesson in lessons}) == 3
+        updates = [update["obs"][:, 0] for update in robot.tasks["RL"].algorithm.updates_seen]
+        assert len(updates) == 3
+        for update in updates:
+            np.testing.assert_array_equal(update[:4], update[4:])
+        assert len({round(float(np.diff(update)[0]), 5) for update in updates}) == 3
 
 
 def test_off_policy_rows_count_before_they_are_learned_from():
@@ -163,11 +163,11 @@ def test_off_policy_rows_count_before_they_are_learned_from():
                   lambda: OffPolicyHelper(size=100, batch_size=8, learn_every=8, transforms=[ObservationNormalizer()]),
                   env=lambda: Corridor(50)) as robot:
         robot.run(StopAfterSteps(8))
-        (lesson,) = robot.tasks["RL"].algorithm.lessons
-        assert abs(lesson["obs"].mean()) < 1e-6 and lesson["obs"].std() == pytest.approx(1, abs=1e-5)
+        (update,) = robot.tasks["RL"].algorithm.updates_seen
+        assert abs(update["obs"].mean()) < 1e-6 and update["obs"].std() == pytest.approx(1, abs=1e-5)
 
 
-def test_statistics_that_wait_for_their_lesson_are_saved():
+def test_statistics_that_wait_for_their_update_are_saved():
     def build():
         return normalised("replay", 2)
 
@@ -182,7 +182,7 @@ def test_statistics_that_wait_for_their_lesson_are_saved():
                 robot.train_iter()
         a, b = (robot.tasks["RL"].algorithm.model.weights_hash() for robot in (straight, second))
         assert a == b
-        a, b = ([rows.tolist() for rows, _, _ in robot.tasks["RL"].algorithm.lessons[-3:]] for robot in (straight, second))
+        a, b = ([rows.tolist() for rows, _, _ in robot.tasks["RL"].algorithm.updates_seen[-3:]] for robot in (straight, second))
         assert a == b
 
 
@@ -190,7 +190,7 @@ def test_statistics_that_wait_for_their_lesson_are_saved():
 
 
 class AtTwoPaces(Agent):
-    """Task 'slow' takes a row now and then, so the agents wait for its lessons at different steps, and 'fast' learns with some of
+    """Task 'slow' takes a row now and then, so the agents wait for its updates at different steps, and 'fast' learns with some of
     them."""
 
     def run_one_episode(self):
@@ -288,7 +288,7 @@ def test_an_algorithm_that_wants_random_rows_is_refused_by_helpers_that_send_seg
         robot_of(ppo(), lambda: OffPolicyHelper(size=100, batch_size=4))
 
 
-def test_every_drawn_row_gets_its_own_priority_from_a_lesson_of_several_minibatches():
+def test_every_drawn_row_gets_its_own_priority_from_an_update_of_several_minibatches():
     """Each row says what its priority shall be: its position, plus 1. (Corridor: the observation is the position.)"""
 
     class Split(Recorder):
@@ -305,7 +305,7 @@ def test_every_drawn_row_gets_its_own_priority_from_a_lesson_of_several_minibatc
     with robot_of(Split(), helper, env=lambda: Corridor(100)) as robot:
         robot.run(StopAfterSteps(32))
         buffer, task = robot.buffers["RL"], robot.tasks["RL"]
-        drawn = {int(x) for lesson in task.algorithm.lessons for x in lesson["obs"][:, 0]}
+        drawn = {int(x) for update in task.algorithm.updates_seen for x in update["obs"][:, 0]}
         assert task.learns == 4 and len(drawn) > 8
         for position in drawn:
             assert buffer._sum[position] == pytest.approx((position + 1) ** buffer.alpha, rel=1e-5)

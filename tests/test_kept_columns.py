@@ -56,11 +56,11 @@ class Rated(Recorder):
         return {**out, "priority": np.ones(len(batch.rew))}
 
 
-def check(lesson):
-    at = lesson["obs"][:, 0] + 1
-    assert (lesson["info.double"] == 2.0 * at).all() and lesson["info.double"].dtype == np.float64
-    assert (lesson["info.pair"] == np.stack([at, -at], 1)).all() and lesson["info.pair"].dtype == np.int64
-    assert (lesson["info.is_success"] == (at == 3)).all() and lesson["info.is_success"].dtype == bool
+def check(update):
+    at = update["obs"][:, 0] + 1
+    assert (update["info.double"] == 2.0 * at).all() and update["info.double"].dtype == np.float64
+    assert (update["info.pair"] == np.stack([at, -at], 1)).all() and update["info.pair"].dtype == np.int64
+    assert (update["info.is_success"] == (at == 3)).all() and update["info.is_success"].dtype == bool
 
 
 @pytest.mark.parametrize("buffer", BUFFERS)
@@ -70,25 +70,25 @@ def test_chosen_keys_of_info_are_columns(buffer, env):
     source, agent = (Telling, Agent) if env is None else (VECTORS[env], VectorAgent)
     with robot_of(Rated(), off(buffer=BUFFERS[buffer]), env=source, agent=agent) as robot:
         robot.run(StopAfterSteps(40))
-        lessons = robot.tasks["RL"].algorithm.lessons
+        updates = robot.tasks["RL"].algorithm.updates_seen
         assert robot.agents[0].helpers["RL"].read(slice(None), "info.double").max() == 6.0
-    assert lessons
-    for lesson in lessons:
-        check(lesson)
+    assert updates
+    for update in updates:
+        check(update)
 
 
 def test_they_are_in_unrolls_and_workers_and_saved_buffers(tmp_path):
     on = lambda: OnPolicyHelper(unroll=6, store_info=("double",))  # noqa: E731
     with robot_of(Recorder(), on, env=Telling, n_agents=2, driver="processes") as robot:
         robot.run(StopAfterSteps(24))
-        for lesson in robot.tasks["RL"].algorithm.lessons:
-            assert (lesson["info.double"] == 2.0 * (lesson["obs"][:, 0] + 1)).all()
+        for update in robot.tasks["RL"].algorithm.updates_seen:
+            assert (update["info.double"] == 2.0 * (update["obs"][:, 0] + 1)).all()
     with robot_of(Recorder(), off(), env=Telling) as robot:
         robot.run(StopAfterSteps(20))
         robot.buffers["RL"].save(tmp_path / "rows")
     with robot_of(Recorder(), lambda: OfflineHelper(str(tmp_path / "rows"), batch_size=8), env=None) as robot:
         robot.run(StopAfterSteps(3))
-        check(robot.tasks["RL"].algorithm.lessons[0])
+        check(robot.tasks["RL"].algorithm.updates_seen[0])
 
 
 @pytest.mark.parametrize(("wrong", "wanted", "message"), [
@@ -131,11 +131,11 @@ class Explains(Rated):
 def test_what_predict_gives_as_policy_is_stored_with_its_action(agent, driver):
     with robot_of(Explains(), off(store_info=()), env=Telling, agent=agent, n_agents=2, driver=driver) as robot:
         robot.run(StopAfterSteps(60))
-        lessons = robot.tasks["RL"].algorithm.lessons
-    assert lessons
-    for lesson in lessons:
-        assert (lesson["policy.seen"] == 10.0 * lesson["obs"][:, 0]).all() and lesson["policy.seen"].dtype == np.float32
-        assert (lesson["policy.pair"] == lesson["obs"].astype(np.int64)).all() and lesson["policy.pair"].dtype == np.int64
+        updates = robot.tasks["RL"].algorithm.updates_seen
+    assert updates
+    for update in updates:
+        assert (update["policy.seen"] == 10.0 * update["obs"][:, 0]).all() and update["policy.seen"].dtype == np.float32
+        assert (update["policy.pair"] == update["obs"].astype(np.int64)).all() and update["policy.pair"].dtype == np.int64
 
 
 def test_it_can_be_left_out_and_belongs_to_the_last_prediction():

@@ -1,4 +1,4 @@
-"""Agents that call `learn()` themselves, as the design document lets them; whom a lesson waits for; and who may not ask."""
+"""Agents that call `learn()` themselves, as the design document lets them; whom an update waits for; and who may not ask."""
 
 import sys
 import threading
@@ -14,10 +14,10 @@ from drivers.transport_fakes import (  # noqa: F401 - fixtures
     Echo,
     connected,
     echo_task,
-    lesson,
     one_ray,
     play,
     row,
+    update,
 )
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot
@@ -79,17 +79,17 @@ class Bottom(gym.Env):
 @each_driver
 @pytest.mark.parametrize("n_agents", [1, 4, 64])
 def test_the_documents_example(driver, n_agents):
-    """40 steps of each agent are learned from in lessons of 5, and no row is too old for that; goals as soon as there are 6."""
+    """40 steps of each agent are learned from in updates of 5, and no row is too old for that; goals as soon as there are 6."""
     tasks = {"goal": ComputationTask(dqn(Top), lambda: OffPolicyHelper(size=6400, batch_size=6, learn_every=None)),
              "RL": ComputationTask(a2c(Bottom), lambda: OnPolicyHelper(unroll=64))}
     with Robot(lambda: Corridor(20), tasks=tasks, agent=StepAgent, n_agents=n_agents, driver=driver) as robot:
         robot.run()
         assert (robot.env_steps, tasks["RL"].rows_learned) == (40 * n_agents, 40 * n_agents)
         assert robot.wrappers["RL"].trainings.counters.requests == 8 * n_agents and not any(robot.rows.dropped().values())
-        lessons = robot.wrappers["goal"].trainings.counters
-        assert lessons.rows == 6 * lessons.requests > 0
+        updates = robot.wrappers["goal"].trainings.counters
+        assert updates.rows == 6 * updates.requests > 0
         if n_agents == 1:  # goals of 3, 6, 7 and 4 places in each episode; the first 5 are too few
-            assert lessons.requests == 8 - 5
+            assert updates.requests == 8 - 5
         assert set(robot.never_learned()) == set()
 
 
@@ -135,8 +135,8 @@ def endless(algorithm, helper, agent, driver, serve="central", **options):
     (a2c, lambda: OnPolicyHelper(unroll=10), OneStores),
     (dqn, lambda: OffPolicyHelper(size=300, batch_size=8, learn_every=10), OneStores),
 ], ids=["on-policy", "off-policy", "off-policy, one day", "one stores on-policy", "one stores off-policy"])
-def test_a_lesson_waits_only_for_agents_that_have_one_due(driver, algorithm, helper, agent):
-    """Once agent 0 stopped at its first lesson while the others took thousands of steps, and `train_iter` never returned."""
+def test_an_update_waits_only_for_agents_that_have_one_due(driver, algorithm, helper, agent):
+    """Once agent 0 stopped at its first update while the others took thousands of steps, and `train_iter` never returned."""
     with endless(algorithm, helper, agent, driver) as robot:
         for i in range(1, 6):
             robot.train_iter()
@@ -144,13 +144,13 @@ def test_a_lesson_waits_only_for_agents_that_have_one_due(driver, algorithm, hel
         robot.checkpoint_boundary()
         steps = [agent.steps for agent in robot.agents]
         assert 50 <= steps[0] <= 80
-        if driver == "cooperative":  # elsewhere nobody waits for an agent that has no lesson to reach
+        if driver == "cooperative":  # elsewhere nobody waits for an agent that has no update to reach
             assert max(steps) - min(steps) <= 10
 
 
 @each_driver_with_workers
 @pytest.mark.parametrize("agent", [OneLearns, OneStores])
-def test_a_lesson_does_not_wait_for_workers_whose_replicas_never_need_the_robot(agent, driver):
+def test_an_update_does_not_wait_for_workers_whose_replicas_never_need_the_robot(agent, driver):
     unroll = 10 if agent is OneStores else 100_000
     with endless(a2c, lambda: OnPolicyHelper(unroll=unroll), agent, driver, serve="replica") as robot:
         for i in range(1, 6):
@@ -164,7 +164,7 @@ class Forgets(OneLearns):
 
 
 @each_driver
-def test_an_iteration_in_which_nobody_asks_for_a_lesson_ends_with_the_cause(driver, monkeypatch):
+def test_an_iteration_in_which_nobody_asks_for_an_update_ends_with_the_cause(driver, monkeypatch):
     """It waited for ever; `run(stop)` never did."""
     monkeypatch.setattr(diagnosis, "UNASKED", 50)
     with endless(dqn, lambda: OffPolicyHelper(batch_size=8, learn_every=None), Forgets, driver) as robot:
@@ -179,7 +179,7 @@ def test_an_iteration_in_which_nobody_asks_for_a_lesson_ends_with_the_cause(driv
             assert "rows were stored, but no agent calls helpers['RL'].learn()" in robot.never_learned()["RL"]
 
 
-def test_a_lesson_that_comes_late_is_waited_for(monkeypatch):
+def test_an_update_that_comes_late_is_waited_for(monkeypatch):
     """Agent 0's, after 10 steps of each."""
     monkeypatch.setattr(diagnosis, "UNASKED", 11)
     with endless(dqn, lambda: OffPolicyHelper(batch_size=8, learn_every=None), OneLearns, "cooperative") as robot:
@@ -190,7 +190,7 @@ def test_a_lesson_that_comes_late_is_waited_for(monkeypatch):
 
 @each_driver
 def test_max_wait_holds_in_sync_mode(driver):
-    """Agent 0 has a lesson every 5 steps, the others one in 100,000, for which it would have to wait."""
+    """Agent 0 has an update every 5 steps, the others one in 100,000, for which it would have to wait."""
     unrolls = count()
 
     def helper():
@@ -223,7 +223,7 @@ def test_agents_behind_the_sender_are_waited_for_and_those_beside_it_are_not():
     with Robot(lambda: Corridor(1000), tasks={"RL": task}, agent=Paces, n_agents=2) as robot:
         for _ in range(3):
             robot.train_iter()
-    assert asked[:4] == [(1, 4), (1, 4), (1, 8), (1, 8)]  # agent 0, with as many steps since its last lesson, is not waited for
+    assert asked[:4] == [(1, 4), (1, 4), (1, 8), (1, 8)]  # agent 0, with as many steps since its last update, is not waited for
     assert task.rows_learned == 4 + 4 + (10 + 4)  # agent 0's at 10 waits for agent 1, which has taken 2 since its last: till 12
 
 
@@ -271,7 +271,7 @@ def test_a_task_that_asks_a_helper_is_told_so_at_once(driver, where, whose):
         comm = agent.helpers[name].comm
         for i in range(3):
             try:
-                comm.predict(row(agent, i)) if where == "predict" else comm.learn(lesson(agent, 2))
+                comm.predict(row(agent, i)) if where == "predict" else comm.learn(update(agent, 2))
             except TaskFailed as error:
                 assert f"a helper was asked from inside of task {name!r}" in str(error)
                 assert isinstance(error.__cause__, WrongCaller)

@@ -156,7 +156,7 @@ def test_frozen_parameters_stay_and_the_others_of_their_loss_learn():
         task.learn(ROWS)
 
 
-def test_after_a_lesson_whose_step_was_left_out_nothing_is_processed():
+def test_after_an_update_whose_step_was_left_out_nothing_is_processed():
     """Or the weights would change, and nobody would be told of a new version."""
     class After(Pair):
         def post_process(self, batch):
@@ -172,7 +172,7 @@ def test_after_a_lesson_whose_step_was_left_out_nothing_is_processed():
     assert (numbers(task), task.version) == ((1.5, 0.5), 1)
 
 
-def test_what_post_process_changes_after_a_lesson_without_steps_is_a_new_version():
+def test_what_post_process_changes_after_an_update_without_steps_is_a_new_version():
     class OnlyAfter(Pair):
         def minibatches(self, batch):
             return ()

@@ -99,7 +99,7 @@ class Forgetful(Agent):
     (AgentHelper, Agent, "its agents have no helper that learns"),
     (off(), Forgetful, r"no row was stored for it: no agent calls helpers\['RL'\].store"),
     (off(warmup=100), Agent, "20 rows were stored, and it begins with 100"),
-    (lambda: EpisodicHelper(episodes=50), Agent, "20 rows were stored, but no lesson was due yet"),
+    (lambda: EpisodicHelper(episodes=50), Agent, "20 rows were stored, but no update was due yet"),
 ])
 def test_a_learner_that_never_learns_is_told(helper, agent, why, caplog):
     algorithm = dqn() if helper is not None and isinstance(helper(), OffPolicyHelper) else ppo()

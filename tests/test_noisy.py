@@ -60,14 +60,14 @@ def test_all_layers_of_the_model_are_noisy_and_those_of_a_dueling_one():
 
 
 @pytest.mark.parametrize("options", [{"target_period": 2}, {"tau": 0.5}, {"target_period": 0}])
-def test_each_lesson_draws_and_tests_are_without(options):
+def test_each_update_draws_and_tests_are_without(options):
     task = ComputationTask(DQN(MLPQ(OBS, ACT, (8,), noisy=0.5), **options))
     algorithm, inputs = task.algorithm, {"obs": rows()["obs"]}
 
     def q(mode):
         return task.predict(inputs, mode)["q"]
 
-    assert same(q("collect"), q("test"))  # before the first lesson there is no noise
+    assert same(q("collect"), q("test"))  # before the first update there is no noise
     before = task.algorithm.torch_rng.get_state()
     seen = []
     for seed in range(3):

@@ -98,7 +98,7 @@ def test_what_was_asked_for_is_there_and_nothing_else():
 
 
 class Traces(QLearning):
-    """Naive Q(λ): eligibility traces of each lane, anew with each episode. `tables` are those after each lesson."""
+    """Naive Q(λ): eligibility traces of each lane, anew with each episode. `tables` are those after each update."""
 
     window = Window(fields=("first", "lane"))
 

@@ -11,7 +11,7 @@ from time import perf_counter, sleep
 
 import numpy as np
 import pytest
-from drivers.transport_fakes import Learner, echo_task, lesson, play, row
+from drivers.transport_fakes import Learner, echo_task, play, row, update
 
 from parl_like.tasks.batch_rule import BatchRule
 from parl_like.tasks.tickets import INFINITE, Ticket
@@ -73,14 +73,14 @@ def test_max_wait_of_0_waits_for_nobody(kind):
         assert queue_of(kind, [1], max_wait=0.0, **rule).due(100.0, EVERYBODY) == 0.0
 
 
-def test_whom_a_lesson_of_a_sync_round_waits_for():
-    """Steps since its last lesson, and whether its own schedule has one due."""
+def test_whom_an_update_of_a_sync_round_waits_for():
+    """Steps since its last update, and whether its own schedule has one due."""
     asked, scheduled = Ticket("agent", None, steps=10, scheduled=False), Ticket("agent", None, steps=10)
     assert [asked.waits_for(*pace) for pace in ((9, False), (9, True), (10, False), (10, True))] == [True, True, False, False]
     assert [scheduled.waits_for(*pace) for pace in ((9, False), (10, False), (10, True))] == [True, False, True]
 
 
-def test_a_prediction_that_is_full_is_due_and_a_lesson_waits_for_its_round():
+def test_a_prediction_that_is_full_is_due_and_an_update_waits_for_its_round():
     assert queue_of("predictions", [2, 2], max_rows=4).due(100.0, EVERYBODY) == 0.0
     assert queue_of("predictions", [2, 1], max_rows=4).due(100.0, EVERYBODY) == INFINITE
     assert queue_of("trainings", [2, 2], max_rows=4).due(100.0, EVERYBODY) == INFINITE
@@ -94,7 +94,7 @@ def test_what_does_not_fit_opens_another_batch_and_a_larger_request_has_one_of_i
     assert [batch.rows for batch in queue.batches] == [2, 9, 1]
 
 
-def test_an_async_lesson_waits_for_nobody_unless_its_rule_says_so():
+def test_an_async_update_waits_for_nobody_unless_its_rule_says_so():
     assert queue_of("trainings", [1], sync=False).due(100.0, EVERYBODY) == 0.0
     assert queue_of("trainings", [1], sync=False, min_rows=2).due(100.0, EVERYBODY) == INFINITE
     assert queue_of("predictions", [1], sync=False).due(100.0, EVERYBODY) == INFINITE
@@ -120,7 +120,7 @@ def sizes(driver, program, n_agents, rule, kind="predict_rule", **options):
     """Rows of the batches that the agents' requests made."""
     task = echo_task(helper=Learner, **{kind: BatchRule(**rule)})
     play(driver, program, n_agents, {"echo": task}, **options)
-    return [len(batch) for batch in (task.algorithm.batches if kind == "predict_rule" else task.algorithm.lessons)]
+    return [len(batch) for batch in (task.algorithm.batches if kind == "predict_rule" else task.algorithm.updates_seen)]
 
 
 def ask(n, agent):
@@ -141,7 +141,7 @@ def act_while_the_other_asks(folder, kind, agent):
         if kind == "predict_rule":
             comm.predict(row(agent, 0))
         else:
-            comm.learn(lesson(agent, 2))
+            comm.learn(update(agent, 2))
         replied.touch()
 
 
@@ -186,31 +186,31 @@ def test_a_batch_never_has_more_than_max_rows(driver):
 
 
 def learn_two_rows(agent):
-    agent.helpers["echo"].comm.learn(lesson(agent, 2 if agent.index else 7))
+    agent.helpers["echo"].comm.learn(update(agent, 2 if agent.index else 7))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_a_larger_lesson_is_a_batch_of_its_own(driver, mode):
+def test_a_larger_update_is_a_batch_of_its_own(driver, mode):
     served = sizes(driver, learn_two_rows, 4, dict(max_rows=4), "training_rule", mode=mode)
     assert sum(served) == 13 and sorted(served)[-1] == 7 and all(n <= 4 for n in sorted(served)[:-1])
     if mode == "sync":
         assert sorted(served) == [2, 4, 7]
 
 
-def act_until_the_lesson_waits(agent):
+def act_until_the_update_waits(agent):
     """Agent 1 teaches; agent 0 goes on asking, without being waited for."""
     comm = agent.helpers["echo"].comm
     if agent.index:
-        comm.learn(lesson(agent, 2))
+        comm.learn(update(agent, 2))
     else:
         ask(20, agent)
-        comm.learn(lesson(agent, 3))
+        comm.learn(update(agent, 3))
 
 
 @pytest.mark.parametrize("driver", DRIVERS)
-def test_min_rows_of_an_async_lesson_wait_for_the_learner_that_acts(driver):
-    assert sizes(apart(driver), act_until_the_lesson_waits, 2, dict(min_rows=5), "training_rule", mode="async") == [5]
+def test_min_rows_of_an_async_update_wait_for_the_learner_that_acts(driver):
+    assert sizes(apart(driver), act_until_the_update_waits, 2, dict(min_rows=5), "training_rule", mode="async") == [5]
 
 
 def test_threads_that_wait_are_told_by_the_last_who_could_have_come():

@@ -186,8 +186,8 @@ def test_train_iter_needs_a_learner_and_rounds():
         robot.train_iter()
 
 
-def test_an_agent_that_does_not_wait_is_the_lessons_of_one_step_ahead():
-    """Twelve rows a step are three lessons: while they wait to be given the agent goes on, to the next three."""
+def test_an_agent_that_does_not_wait_is_the_updates_of_one_step_ahead():
+    """Twelve rows a step are three updates: while they wait to be given the agent goes on, to the next three."""
     with robot_of(dqn(Noisy), off(), Noisy, agent=lambda: VectorAgent(12), mode="async") as robot:
         helper, counters = robot.agents[0].helpers["RL"], robot.wrappers["RL"].trainings.counters
         put, ahead = helper.comm.put_training, []
@@ -380,9 +380,9 @@ def test_an_on_policy_loop_by_hand():
         for k in range(3):
             assert robot.collect(n_step=20).n_steps == 20
             assert robot.update("RL") == {"loss": 1.0} or k
-        lessons = robot.tasks["RL"].algorithm.lessons
-        per_agent = [p for lesson in lessons for p in lesson["obs"][:10, 0].tolist()]
-        assert per_agent == [t % 4 for t in range(30)] and [int(lesson["last"].sum()) for lesson in lessons] == [6, 6, 6]
+        updates = robot.tasks["RL"].algorithm.updates_seen
+        per_agent = [p for update in updates for p in update["obs"][:10, 0].tolist()]
+        assert per_agent == [t % 4 for t in range(30)] and [int(update["last"].sum()) for update in updates] == [6, 6, 6]
         assert robot.update("RL") == {} and robot.metrics()["RL/loss"] > 0
         with pytest.raises(ValueError, match="learns on-policy, from all rows since the last time; leave batch_size out"):
             robot.collect(n_step=2)
@@ -400,8 +400,8 @@ def test_what_was_collected_counts_for_the_next_unroll():
     with robot_of(Recorder(), lambda: OnPolicyHelper(unroll=4), env=lambda: Corridor(100)) as robot:
         robot.collect(n_step=4)
         robot.train_iter()
-        (lesson,) = robot.tasks["RL"].algorithm.lessons
-        assert lesson["obs"][:, 0].tolist() == [0, 1, 2, 3, 4]
+        (update,) = robot.tasks["RL"].algorithm.updates_seen
+        assert update["obs"][:, 0].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_an_off_policy_loop_by_hand():
@@ -409,9 +409,9 @@ def test_an_off_policy_loop_by_hand():
         assert robot.update("RL") == {} and robot.update("RL", 4) == {}
         robot.collect(n_step=6)
         robot.update("RL")
-        assert robot.tasks["RL"].algorithm.lessons[0]["obs"][:, 0].tolist() == [0, 1, 2, 3, 0, 1]  # all, in time order
+        assert robot.tasks["RL"].algorithm.updates_seen[0]["obs"][:, 0].tolist() == [0, 1, 2, 3, 0, 1]  # all, in time order
         robot.update("RL", 4)
-        assert len(robot.tasks["RL"].algorithm.lessons[1]["rew"]) == 4
+        assert len(robot.tasks["RL"].algorithm.updates_seen[1]["rew"]) == 4
         with pytest.raises(NotEnoughRows, match="agent 0, task 'RL': learning needs 7 rows, the buffer has 6"):
             robot.update("RL", 7)
         with pytest.raises(KeyError, match="no task 'R'; did you mean 'RL'"):
@@ -481,7 +481,7 @@ def test_an_evaluation_that_is_stopped_has_the_episodes_that_were_over():
         assert (seen.n_episodes, seen.returns, seen.n_steps) == (3, [5.0] * 3, 10 + 9)
         assert robot.evaluate(4).n_episodes == 4 and not robot.stop_requested
         begun = count()
-        assert robot.evaluate(10**9, stop=StopWhen(lambda crew: next(begun) == 7)).n_episodes == 0  # in mid-episode
+        assert robot.evaluate(10**9, stop=StopWhen(lambda pool: next(begun) == 7)).n_episodes == 0  # in mid-episode
         robot.run(StopAfterSteps(10))
 
 
@@ -539,11 +539,11 @@ def test_the_training_environment_is_made_again_for_an_evaluation_or_refused():
     made = gym.make("FrozenLake-v1", is_slippery=False, map_name="8x8")
     model = dqn(lambda: made)
     with robot_of(model, env=made) as robot:
-        crew = evaluators(robot, 1, None, robot._evaluation_source(None), None, None)
-        assert crew.agents[0].env.unwrapped is not made.unwrapped
-        assert crew.agents[0].env.unwrapped.desc.shape == (8,
-                                                           8) and len(crew.agents[0].env.unwrapped.P[0][1]) == 1  # not slippery
-        crew.close()
+        pool = evaluators(robot, 1, None, robot._evaluation_source(None), None, None)
+        assert pool.agents[0].env.unwrapped is not made.unwrapped
+        assert pool.agents[0].env.unwrapped.desc.shape == (8,
+                                                           8) and len(pool.agents[0].env.unwrapped.P[0][1]) == 1  # not slippery
+        pool.close()
     for env, agent in ((Corridor(), Agent), (gym.make_vec("CartPole-v1", 2), VectorAgent)):
         with robot_of(dqn(lambda: env) if agent is Agent else dqn(lambda: gym.make("CartPole-v1")), env=env,
                       agent=agent) as robot:
@@ -593,13 +593,13 @@ def test_modes_are_readable_inside_the_calls_and_restored():
 def test_modes_are_restored_after_an_exception():
     class Failing(Recorder):
         def learn(self, batch):
-            raise OSError("no lesson")
+            raise OSError("no update")
 
     with robot_of(Failing(), off(learn_every=1, batch_size=1)) as robot:
-        with pytest.raises(TaskFailed, match="no lesson"):
+        with pytest.raises(TaskFailed, match="no update"):
             robot.run(StopAfterSteps(4))
         assert robot.tasks["RL"].algorithm.mode == "test"
-        with pytest.raises(OSError, match="no lesson"):
+        with pytest.raises(OSError, match="no update"):
             robot.update("RL", 1)
         assert robot.tasks["RL"].algorithm.mode == "test"
 
@@ -941,7 +941,7 @@ def test_closing_drains_the_queues_or_answers_stopped(driver, drain):
         answers.append(robot.agents[0].helpers["RL"].comm.get(tickets[0])["loss"])
     except Stopped:
         answers.append("stopped")
-    assert (answers == ["stopped"]) is not drain and len(task.algorithm.lessons) == drain
+    assert (answers == ["stopped"]) is not drain and len(task.algorithm.updates_seen) == drain
 
 
 class Waits(AgentHelper):
@@ -1002,7 +1002,7 @@ class Boom(Hook):
 
 
 @pytest.mark.parametrize("n_agents", [1, 2])
-def test_agents_live_on_after_a_halt_that_found_their_lessons_open(n_agents):
+def test_agents_live_on_after_a_halt_that_found_their_updates_open(n_agents):
     task = ComputationTask(dqn(Noisy), off(), training_rule=BatchRule(min_rows=8 * n_agents + 1))
     with Robot(Noisy, tasks={"RL": task}, n_agents=n_agents, mode="async") as robot:
         with pytest.raises(AgentFailed, match="boom"):
@@ -1013,7 +1013,7 @@ def test_agents_live_on_after_a_halt_that_found_their_lessons_open(n_agents):
         assert sum(taken) == 300 and max(taken) - min(taken) <= 1
 
 
-def test_the_last_lesson_before_a_checkpoint_speaks_in_both_runs(tmp_path):
+def test_the_last_update_before_a_checkpoint_speaks_in_both_runs(tmp_path):
     """In async mode its priorities came after the state was saved."""
     def build(seed):
         return robot_of(dqn(Noisy), off(buffer=PrioritizedReplayBuffer), Noisy, n_agents=2, mode="async", trace=True, seed=seed)
@@ -1104,13 +1104,13 @@ def test_draining_does_not_wait_for_ever(monkeypatch):
 def test_environments_are_closed_though_draining_fails(driver):
     class Fails(Recorder):
         def learn(self, batch):
-            raise OSError("no lesson")
+            raise OSError("no update")
 
     robot = Robot(lambda: Corridor(end=None), tasks={"RL": ComputationTask(Fails())}, driver=driver, mode="async")
     env = robot.agents[0].env._env
     robot._advance()
     robot.agents[0].helpers["RL"].comm.put_training({"obs": np.zeros((3, 1), np.float32)})
-    with pytest.raises(TaskFailed, match="no lesson"):
+    with pytest.raises(TaskFailed, match="no update"):
         robot.close(drain=True)
     assert env.closed == 1
 

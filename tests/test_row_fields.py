@@ -34,10 +34,10 @@ def off(**options):
 
 
 def test_an_unroll_by_hand():
-    """Corridors of 3, lessons of 4 rows: positions 0 1 2 0 | 1 2 0 1; the last row of a lesson does not know its next yet."""
+    """Corridors of 3, updates of 4 rows: positions 0 1 2 0 | 1 2 0 1; the last row of an update does not know its next yet."""
     with robot_of(Asks(), on(), env=lambda: Corridor(3)) as robot:
         robot.run(StopAfterSteps(8))
-        first, second = robot.tasks["RL"].algorithm.lessons
+        first, second = robot.tasks["RL"].algorithm.updates_seen
     assert first["first"].tolist() == [True, False, False, True] and second["first"].tolist() == [False, False, True, False]
     assert first["episode"].tolist() == [0, 0, 0, 1] and second["episode"].tolist() == [1, 1, 2, 2]
     assert first["has_next"].tolist() == [True, True, False, False]  # an end, and a row that is not there yet
@@ -48,15 +48,15 @@ def test_an_unroll_by_hand():
 @pytest.mark.parametrize("driver", ["cooperative", "processes"])
 @pytest.mark.parametrize("agent", [Agent, lambda: VectorAgent(2)], ids=["single", "vector"])
 def test_lanes_and_episodes_are_told_apart(agent, driver):
-    """Also where each worker counts its lanes from 0: in a lesson of all agents, the rows of one lane and episode are one
+    """Also where each worker counts its lanes from 0: in an update of all agents, the rows of one lane and episode are one
     corridor."""
     seen, first = {}, {}
 
     with robot_of(Asks(), on(unroll=6), env=lambda: Corridor(4), agent=agent, n_agents=3, driver=driver) as robot:
         robot.run(StopAfterSteps(6 * 3 * 4))
-        lessons = robot.tasks["RL"].algorithm.lessons
-    for lesson in lessons:
-        for key, at, begins in zip(zip(lesson["lane"], lesson["episode"], strict=True), lesson["obs"][:, 0], lesson["first"],
+        updates = robot.tasks["RL"].algorithm.updates_seen
+    for update in updates:
+        for key, at, begins in zip(zip(update["lane"], update["episode"], strict=True), update["obs"][:, 0], update["first"],
                                    strict=True):
             seen.setdefault(key, []).append(int(at))
             first.setdefault(key, []).append(bool(begins))
@@ -70,23 +70,23 @@ def test_random_rows_know_the_action_after_them():
     """After position 1 comes action 0, after 0 action 1; the row at the end, and the newest one, have none."""
     with robot_of(Asks(), off(), env=lambda: Corridor(5)) as robot:
         robot.run(StopAfterSteps(200))
-        lessons = robot.tasks["RL"].algorithm.lessons
-        assert len(lessons) > 10
-        for lesson in lessons:
-            at, has = lesson["obs"][:, 0].astype(int), lesson["has_next"]
-            assert (lesson["next_act"] == np.where(has, (at + 1) % 2, 0)).all() and not has[at == 4].any()
-            assert (lesson["first"] == (at == 0)).all()
-        assert np.concatenate([lesson["has_next"][lesson["obs"][:, 0] < 4] for lesson in lessons]).mean() > 0.9
+        updates = robot.tasks["RL"].algorithm.updates_seen
+        assert len(updates) > 10
+        for update in updates:
+            at, has = update["obs"][:, 0].astype(int), update["has_next"]
+            assert (update["next_act"] == np.where(has, (at + 1) % 2, 0)).all() and not has[at == 4].any()
+            assert (update["first"] == (at == 0)).all()
+        assert np.concatenate([update["has_next"][update["obs"][:, 0] < 4] for update in updates]).mean() > 0.9
 
 
 @pytest.mark.parametrize(("window", "steps"), [(dict(n_step=3), 3), (dict(sequence=3), 1)])
 def test_after_several_steps_it_is_the_action_after_the_last(window, steps):
     with robot_of(Asks(**window), off(transforms=[RewardScaling(2.0)]), env=lambda: Corridor(9)) as robot:
         robot.run(StopAfterSteps(100))
-        for lesson in robot.tasks["RL"].algorithm.lessons:
-            at, has = lesson["obs"][..., 0].astype(int), lesson["has_next"]
-            assert has.shape == lesson["next_act"].shape == at.shape
-            assert (lesson["next_act"] == np.where(has, (at + steps) % 2, 0)).all() and has.any() and not has.all()
+        for update in robot.tasks["RL"].algorithm.updates_seen:
+            at, has = update["obs"][..., 0].astype(int), update["has_next"]
+            assert has.shape == update["next_act"].shape == at.shape
+            assert (update["next_act"] == np.where(has, (at + steps) % 2, 0)).all() and has.any() and not has.all()
 
 
 def test_a_cut_begins_anew_and_numbers_go_on_after_a_checkpoint():
@@ -142,8 +142,8 @@ def test_parts_of_an_action_have_next_ones():
     algorithm.window = Window(fields=("next_act",))
     with robot_of(algorithm, on(unroll=8), env=lambda: Two(space)) as robot:
         robot.run(StopAfterSteps(8))
-        lesson = algorithm.lessons[0]
-        assert (lesson["next_act.b"] == 2 * lesson["has_next"]).all() and "next_act.a" in lesson
+        update = algorithm.updates_seen[0]
+        assert (update["next_act.b"] == 2 * update["has_next"]).all() and "next_act.a" in update
 
 
 # ----------------------------------------------------------------------------------------------------------- data in its order
@@ -156,23 +156,23 @@ def data(n=10, ends=(3, 7)):
                        truncated=np.zeros(n, bool), obs_next=obs + 1)
 
 
-def lessons_of(helper, n, algorithm=None):
+def updates_of(helper, n, algorithm=None):
     with robot_of(algorithm or Recorder(), helper, None) as robot:
         robot.run(StopAfterSteps(n))
-        return robot.tasks["RL"].algorithm.lessons
+        return robot.tasks["RL"].algorithm.updates_seen
 
 
 def test_offline_data_goes_by_in_its_order_pass_after_pass():
-    found = lessons_of(lambda: OfflineHelper(data(), batch_size=4, in_order=True), 6)
-    assert [lesson["obs"][:, 0].tolist() for lesson in found] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] * 2
-    random = lessons_of(lambda: OfflineHelper(data(), batch_size=4), 6)
+    found = updates_of(lambda: OfflineHelper(data(), batch_size=4, in_order=True), 6)
+    assert [update["obs"][:, 0].tolist() for update in found] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] * 2
+    random = updates_of(lambda: OfflineHelper(data(), batch_size=4), 6)
     assert random[0]["obs"][:, 0].tolist() != [0, 1, 2, 3] and "last" not in random[0]
 
 
 def test_an_algorithm_for_whole_segments_learns_offline_from_rows_in_order():
-    """`last` where an episode ends, and at the end of the lesson; the lane of another environment is another segment."""
+    """`last` where an episode ends, and at the end of the update; the lane of another environment is another segment."""
     algorithm = Asks(in_order=True, fields=("next_act",))
-    found = lessons_of(lambda: OfflineHelper(data(), batch_size=6), 2, algorithm)
+    found = updates_of(lambda: OfflineHelper(data(), batch_size=6), 2, algorithm)
     assert found[0]["last"].tolist() == [False, False, False, True, False, True]
     assert found[0]["next_act"].tolist() == [1, 0, 1, 0, 1, 0]
     assert found[0]["has_next"].tolist() == [True, True, True, False, True, True]
@@ -180,12 +180,12 @@ def test_an_algorithm_for_whole_segments_learns_offline_from_rows_in_order():
     for i in range(3):
         rows = {"obs": np.array([[i], [10 + i]], np.float32), "act": np.zeros(2, np.int64), "rew": np.zeros(2)}
         two.add({**rows, "obs_next": rows["obs"] + 1, "terminated": np.zeros(2, bool), "truncated": np.zeros(2, bool)})
-    lesson = lessons_of(lambda: OfflineHelper(two, batch_size=6), 1, Asks(in_order=True, fields=()))[0]
-    assert lesson["obs"][:, 0].tolist() == [0, 1, 2, 10, 11, 12] and lesson["last"].tolist() == [False, False, True] * 2
+    update = updates_of(lambda: OfflineHelper(two, batch_size=6), 1, Asks(in_order=True, fields=()))[0]
+    assert update["obs"][:, 0].tolist() == [0, 1, 2, 10, 11, 12] and update["last"].tolist() == [False, False, True] * 2
     with pytest.raises(ValueError, match="rows in order"):
-        lessons_of(lambda: OfflineHelper(data(), batch_size=6, in_order=False), 1, Asks(in_order=True, fields=()))
+        updates_of(lambda: OfflineHelper(data(), batch_size=6, in_order=False), 1, Asks(in_order=True, fields=()))
     with pytest.raises(ValueError, match="'first'.*record the field"):
-        lessons_of(lambda: OfflineHelper(data(), batch_size=6), 1, Asks(in_order=True))
+        updates_of(lambda: OfflineHelper(data(), batch_size=6), 1, Asks(in_order=True))
 
 
 def test_the_place_in_the_data_is_saved():
@@ -198,7 +198,7 @@ def test_the_place_in_the_data_is_saved():
     with make() as again:
         again.load_state_dict(state)
         again.run(StopAfterSteps(3))
-        assert again.tasks["RL"].algorithm.lessons[2]["obs"][:, 0].tolist() == [6, 7, 8]
+        assert again.tasks["RL"].algorithm.updates_seen[2]["obs"][:, 0].tolist() == [6, 7, 8]
 
 
 def test_numbers_of_environments_differ_in_workers_that_do_not_know_each_other():
@@ -207,10 +207,10 @@ def test_numbers_of_environments_differ_in_workers_that_do_not_know_each_other()
     with robot_of(Asks(), on(unroll=6), env=lambda: Corridor(4), agent=lambda: VectorAgent(next(made)), n_agents=6,
                   driver=Processes(workers=2)) as robot:
         robot.run(StopAfterSteps(600))
-        lessons = robot.tasks["RL"].algorithm.lessons
+        updates = robot.tasks["RL"].algorithm.updates_seen
     seen = {}
-    for lesson in lessons:
-        for key, at in zip(zip(lesson["lane"], lesson["episode"], strict=True), lesson["obs"][:, 0], strict=True):
+    for update in updates:
+        for key, at in zip(zip(update["lane"], update["episode"], strict=True), update["obs"][:, 0], strict=True):
             seen.setdefault(key, []).append(int(at))
     assert len({lane for lane, _ in seen}) == 2 * (2 + 1 + 4)
     assert all(steps == list(range(len(steps))) for steps in seen.values()), "the rows of one corridor, in their order"
@@ -221,6 +221,6 @@ def test_numbers_of_environments_differ_where_agents_have_different_numbers_of_t
     sizes = iter([3, 1, 2, 1])
     with robot_of(Asks(), on(unroll=6), env=lambda: Corridor(4), agent=lambda: VectorAgent(next(sizes)), n_agents=3) as robot:
         robot.run(StopAfterSteps(6 * 6))
-        assert set(robot.tasks["RL"].algorithm.lessons[-1]["lane"].tolist()) == set(range(6))
+        assert set(robot.tasks["RL"].algorithm.updates_seen[-1]["lane"].tolist()) == set(range(6))
         new, = robot.add_agents(1)
         assert [agent.first_env for agent in robot.agents] == [0, 3, 4, 6] and new.first_env == 6

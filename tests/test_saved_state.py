@@ -207,13 +207,13 @@ def test_the_state_of_any_optimizer_comes_back_and_a_wrong_one_changes_nothing(k
         layer = torch.nn.Linear(2, 2)
         return layer, kind(layer.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
 
-    def lesson(layer, optimizer):
+    def update(layer, optimizer):
         optimizer.zero_grad()
         layer(torch.ones(1, 2)).sum().backward()
         optimizer.step()
 
     layer, optimizer = made()
-    lesson(layer, optimizer)
+    update(layer, optimizer)
     state, weights = _optimizer_state(optimizer), layer.state_dict()
     again, other = made()
     again.load_state_dict(weights)
@@ -222,7 +222,7 @@ def test_the_state_of_any_optimizer_comes_back_and_a_wrong_one_changes_nothing(k
         _load_optimizer(other, put(state, ("state", "0", name), "text"))
     assert same(_optimizer_state(other), _optimizer_state(made()[1]))
     _load_optimizer(other, state)
-    lesson(layer, optimizer), lesson(again, other)
+    update(layer, optimizer), update(again, other)
     assert all(torch.equal(a, b) for a, b in zip(layer.parameters(), again.parameters(), strict=True))
 
 

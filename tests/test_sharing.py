@@ -23,7 +23,7 @@ from parl_like.models import MLP, MLPQ, MLPActorCritic
 OBS = np.linspace(-1, 1, 6, dtype=np.float32).reshape(3, 2)
 
 
-def lesson(n=8):
+def update(n=8):
     rng = np.random.default_rng(0)
     obs = rng.normal(size=(n, 2)).astype(np.float32)
     return {"obs": obs, "act": rng.integers(2, size=n), "rew": rng.normal(size=n), "terminated": np.zeros(n, bool),
@@ -45,7 +45,7 @@ def test_one_model_in_two_tasks_has_one_storage_and_one_optimiser():
     before = q_of(second)
     np.testing.assert_array_equal(before, q_of(first))
     for learner in (first, second):  # whichever learns, both predict anew, and alike
-        learner.learn(lesson())
+        learner.learn(update())
         assert not np.array_equal(q_of(first), before)
         before = q_of(second)
         np.testing.assert_array_equal(q_of(first), before)
@@ -56,7 +56,7 @@ def test_one_model_in_two_tasks_has_one_storage_and_one_optimiser():
 def test_one_algorithm_in_two_tasks():
     algorithm = dqn(Noisy)()
     first, second = ComputationTask(algorithm), ComputationTask(algorithm)
-    first.learn(lesson())
+    first.learn(update())
     np.testing.assert_array_equal(q_of(first), q_of(second))
     assert algorithm.updates == 1
 
@@ -111,11 +111,11 @@ def test_a_cloned_task_learns_on_its_own():
     task = ComputationTask(algorithm)
     np.testing.assert_array_equal(q_of(task), q_of(clone))
     before = q_of(task)
-    clone.learn(lesson())
+    clone.learn(update())
     np.testing.assert_array_equal(q_of(task), before)
     assert not np.array_equal(q_of(clone), before)
-    task.learn(lesson())
-    np.testing.assert_array_equal(q_of(task), q_of(clone))  # the same lesson from the same weights
+    task.learn(update())
+    np.testing.assert_array_equal(q_of(task), q_of(clone))  # the same update from the same weights
 
 
 # ------------------------------------------------------------------------------------------------------------------------- sync
@@ -129,7 +129,7 @@ def test_a_task_follows_another():
     actor.sync_from(learner)
     np.testing.assert_array_equal(q_of(learner), q_of(actor))
     before = {name: value.clone() for name, value in actor.algorithm.model.state_dict().items()}
-    learner.learn(lesson())
+    learner.learn(update())
     actor.sync_from(learner, decay=0.7)
     for name, value in actor.algorithm.model.state_dict().items():
         torch.testing.assert_close(value, 0.7 * before[name] + 0.3 * learner.algorithm.model.state_dict()[name])
@@ -268,7 +268,7 @@ def test_no_tensor_and_no_gradient_leave_a_task():
 
     task = ComputationTask(Leaky(Plain(*spaces_of(Noisy()).values())))
     assert only_arrays(task.predict({"obs": OBS}))
-    returned = task.learn(lesson())
+    returned = task.learn(update())
     assert only_arrays(returned) and returned["td"].shape == (8,)
 
     class Looking(Agent):
@@ -334,7 +334,7 @@ def test_a_shared_trunk_is_changed_by_either_task():
         logits = lambda: tasks["RL"].predict({"obs": OBS})["logits"]  # noqa: E731
         guess = lambda: auxiliary.guess(torch.from_numpy(OBS)).detach().numpy()  # noqa: E731
         before = logits(), guess()
-        tasks["aux"].learn(lesson())  # one optimiser step of the auxiliary task
+        tasks["aux"].learn(update())  # one optimiser step of the auxiliary task
         assert not np.array_equal(logits(), before[0]) and not np.array_equal(guess(), before[1])
         before = logits(), guess()
         robot.run(StopAfterSteps(8))
@@ -368,7 +368,7 @@ def test_the_auxiliary_task_works_on_without_the_policy():
     auxiliary.claim()
     trunk = auxiliary.algorithm.model.trunk.net.layers[0].weight
     before = trunk.detach().clone()
-    auxiliary.learn(lesson())
+    auxiliary.learn(update())
     assert not torch.equal(before, trunk) and auxiliary.optimizer is not None
 
 

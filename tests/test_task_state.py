@@ -61,7 +61,7 @@ class Rich(Plain):
         super().__init__(**options)
         self.temperature = torch.nn.Parameter(torch.tensor(1.0))
         self.second = torch.optim.Adam([self.temperature], lr=0.05)
-        self.lessons, self.name, self.best = 0, "begin", None
+        self.updates_seen, self.name, self.best = 0, "begin", None
         self.mean, self.table = np.zeros(2), torch.zeros(3)
         self.recent, self.pair, self.seen, self.by_act = deque(maxlen=3), (0, 0.0), set(), {0: 0.0, (1, 2): [1]}
         self.average, self.noise, self.torch_noise = Average(), np.random.default_rng(7), torch.Generator()
@@ -72,18 +72,18 @@ class Rich(Plain):
         return self.model.parameters()
 
     def learn(self, batch):
-        self.lessons += 1
+        self.updates_seen += 1
         drawn = self.noise.normal() + float(torch.rand((), generator=self.torch_noise))
         self.second.zero_grad()
         (self.temperature * float(self.mean.sum() + drawn + 1)).square().backward()
         self.second.step()
         self.mean = 0.5 * self.mean + batch.obs.mean(0).numpy()
-        self.table[self.lessons % 3] += 1
+        self.table[self.updates_seen % 3] += 1
         self.average.add(drawn)
         self.recent.append(drawn)
-        self.pair, self.name, self.best = (self.lessons, drawn), f"lesson {self.lessons}", drawn
-        self.seen.add(self.lessons)
-        self.by_act[(1, 2)].append(self.lessons)
+        self.pair, self.name, self.best = (self.updates_seen, drawn), f"update {self.updates_seen}", drawn
+        self.seen.add(self.updates_seen)
+        self.by_act[(1, 2)].append(self.updates_seen)
         scale = self.temperature.detach() + self.mean.sum() + self.average.value + sum(self.recent) + len(self.seen)
         return {"loss": (batch.obs * self.model.w).sum(1).square().mean() * float(scale)}
 
@@ -96,13 +96,13 @@ def rich(seed=1):
 
 def facts(task):
     a = task.algorithm
-    return (a.model.w.tolist(), float(a.temperature.detach()), a.lessons, a.name, a.best, a.mean.tolist(), a.table.tolist(),
+    return (a.model.w.tolist(), float(a.temperature.detach()), a.updates_seen, a.name, a.best, a.mean.tolist(), a.table.tolist(),
             list(a.recent), a.recent.maxlen,
             a.pair, a.seen, a.by_act, a.average, a.noise.random(), float(torch.rand((), generator=a.torch_noise)), a.entropy)
 
 
 def test_everything_that_changes_while_learning_comes_back(tmp_path):
-    """Three lessons, saved, two more: from the files a new task, and a task that has gone on, do the same two lessons."""
+    """Three updates, saved, two more: from the files a new task, and a task that has gone on, do the same two updates."""
     task = rich()
     for _ in range(3):
         task.learn(ROWS)
@@ -125,9 +125,9 @@ def test_a_state_is_a_copy():
     state = task.state_dict()
     task.learn(ROWS)
     task.load_state_dict(state)
-    assert task.algorithm.lessons == 1 and task.algorithm.by_act[(1, 2)] == [1, 1]
+    assert task.algorithm.updates_seen == 1 and task.algorithm.by_act[(1, 2)] == [1, 1]
     task.learn(ROWS)
-    assert state["algorithm"]["lessons"] == 1
+    assert state["algorithm"]["updates"] == 1
     task.load_state_dict(state)
     assert task.algorithm.by_act[(1, 2)] == [1, 1] and task.algorithm.table.tolist() == [0.0, 1.0, 0.0]
 
@@ -320,7 +320,7 @@ def test_minibatches_that_lose_the_rows_are_refused_by_name():
             for part in (batch[:2], batch[2:]):
                 yield type(batch)(obs=part.obs)
 
-    with pytest.raises(ValueError, match="task 'task': learn returned 'priority' with 2 rows.*minibatches.*lesson_row"):
+    with pytest.raises(ValueError, match="task 'task': learn returned 'priority' with 2 rows.*minibatches.*update_row"):
         ComputationTask(Strips()).learn(ROWS)
 
 

@@ -23,11 +23,11 @@ from drivers.transport_fakes import (
     echo_task,
     end_by_ctrl_c,
     framework_threads,
-    lesson,
     one_ray,  # noqa: F401
     play,
     row,
     until,
+    update,
 )
 
 from parl_like import Agent, AgentHelper, Hook, OffPolicyHelper, OnPolicyHelper, Robot
@@ -111,7 +111,7 @@ def teach_many_rows(alone, agent):
     comm = agent.helpers["echo"].comm
     n = [1, 5, 7][agent.index]
     for repeat in range(20):
-        sent = lesson(agent, n, 10 * repeat)
+        sent = update(agent, n, 10 * repeat)
         result = comm.learn(sent)
         np.testing.assert_array_equal(result["row"], sent["obs"])
         assert result["size"] == (n if alone else 13)
@@ -174,7 +174,7 @@ def ask_and_learn(agent):
     comm = agent.helpers["echo"].comm
     for i in range(10 * (1 + agent.index)):
         comm.predict(row(agent, i))
-        assert comm.learn(lesson(agent, 2))["size"] >= 2
+        assert comm.learn(update(agent, 2))["size"] >= 2
 
 
 @each_driver
@@ -217,17 +217,17 @@ def test_an_oversize_prediction_is_split_and_comes_back_whole(driver):
 def teach_too_many_rows(agent):
     comm = agent.helpers["echo"].comm
     for _ in range(10):
-        sent = lesson(agent, 9 if agent.index == 0 else 2)
+        sent = update(agent, 9 if agent.index == 0 else 2)
         np.testing.assert_array_equal(comm.learn(sent)["row"], sent["obs"])
 
 
 @each_driver
-def test_an_oversize_lesson_is_a_batch_of_its_own(driver):
+def test_an_oversize_update_is_a_batch_of_its_own(driver):
     """max_rows 4: the 9 rows of agent 0 stay together and alone; the others' requests fit into one batch unless they come around
     it."""
     task = echo_task(helper=Learner, training_rule=BatchRule(max_rows=4))
     play(driver, teach_too_many_rows, 3, {"echo": task})
-    sizes = Counter(len(batch) for batch in task.algorithm.lessons)
+    sizes = Counter(len(batch) for batch in task.algorithm.updates_seen)
     assert sizes[9] == 10 and sizes[4] * 4 + sizes[2] * 2 == 40
     if driver in ("inline", "cooperative"):
         assert sizes[4] == (10 if driver == "cooperative" else 0)
@@ -270,9 +270,9 @@ def test_a_failing_prediction_answers_exactly_its_members_and_the_next_batch_wor
 def teach_with_one_bad(agent):
     comm = agent.helpers["echo"].comm
     with pytest.raises(TaskFailed, match="ArithmeticError: the row is bad") if agent.index == 0 or agent.together else no_error():
-        comm.learn({"obs": np.full((2, 2), BAD)} if agent.index == 0 else lesson(agent, 3))
+        comm.learn({"obs": np.full((2, 2), BAD)} if agent.index == 0 else update(agent, 3))
     for _ in range(3):
-        assert comm.learn(lesson(agent, 2))["size"] >= 2
+        assert comm.learn(update(agent, 2))["size"] >= 2
 
 
 class no_error:  # noqa: N801 - reads like pytest.raises
@@ -284,7 +284,7 @@ class no_error:  # noqa: N801 - reads like pytest.raises
 
 
 @each_driver
-def test_a_failing_lesson_answers_exactly_its_members_and_the_next_batch_works(driver):
+def test_a_failing_update_answers_exactly_its_members_and_the_next_batch_works(driver):
     task = echo_task(helper=Learner, on_error="fail_batch")
 
     def program(agent):
@@ -303,7 +303,7 @@ def unfit(where, agent):
         if where == "unpack prediction":
             comm.predict(row(agent, 1))
         else:
-            comm.learn(lesson(agent, 3))
+            comm.learn(update(agent, 3))
     assert "Traceback" in str(caught.value)
     agent.caught = str(caught.value)
 
@@ -311,7 +311,7 @@ def unfit(where, agent):
 @each_driver_in_this_process
 @pytest.mark.parametrize(("where", "message"), [
     ("unpack prediction", r"field 'echo': expected \('N', 2\) float64, got \({}, 2\) float64"),
-    ("unpack lesson", "learn returned 'row' with"),
+    ("unpack update", "learn returned 'row' with"),
 ])
 def test_failures_in_pack_and_unpack_reach_every_member(driver, where, message):
     task = echo_task(helper=Learner, on_error="fail_batch")
@@ -354,7 +354,7 @@ def learn_something_bad(agent):
     for i in count():
         comm.predict(row(agent, i))
         if i == 3:
-            comm.put_training({"obs": np.full((2, 2), BAD)} if agent.index == 1 else lesson(agent, 2))
+            comm.put_training({"obs": np.full((2, 2), BAD)} if agent.index == 1 else update(agent, 2))
         sleep(0)
 
 
@@ -366,7 +366,7 @@ def test_on_error_stop_raises_from_run_with_the_original_traceback(driver, mode)
         for i in count():
             comm.predict(row(agent, i))
             if i == 3:
-                comm.learn({"obs": np.full((2, 2), BAD)} if agent.index == 1 else lesson(agent, 2))
+                comm.learn({"obs": np.full((2, 2), BAD)} if agent.index == 1 else update(agent, 2))
 
     with pytest.raises(TaskFailed) as caught:
         play(driver, program, 3, mode=mode)
@@ -389,7 +389,7 @@ def ask_for_ever(seed, agent):
         try:
             kind = rng.random()
             if kind < 0.1:
-                comm.learn(lesson(agent, 2))
+                comm.learn(update(agent, 2))
             elif kind < 0.2:
                 ticket = comm.put_prediction(row(agent, i))
                 comm.predict(row(agent, i))
@@ -503,7 +503,7 @@ def end_early(moment, agent):
     if moment == "queued":
         comm.put_prediction(row(agent, 1))
     elif moment == "queued to learn":
-        comm.put_training(lesson(agent, 4))
+        comm.put_training(update(agent, 4))
     elif moment == "served, not read":
         ticket = comm.put_prediction(row(agent, 1))
         for i in range(2, 5):
@@ -522,7 +522,7 @@ def test_an_agent_that_ends_disturbs_nobody(driver, moment, mode):
     assert all(served[a, i] == 1 for a in (1, 2, 3) for i in range(50))
     if driver != "inline":  # inline nobody comes to serve what nobody waits for
         assert not robot.wrappers["echo"].predictions.rows and not robot.wrappers["echo"].trainings.rows
-        assert len(task.algorithm.lessons) == (moment == "queued to learn")
+        assert len(task.algorithm.updates_seen) == (moment == "queued to learn")
 
 
 def die(moment, agent):
@@ -557,11 +557,11 @@ def two_rates(agent):
             ticket = high.predict(row(agent, i))
             assert ticket.out["echo"][ticket.start].tolist() == [agent.index, i]
             if agent.index != 3:
-                high.learn(lesson(agent, 2))
+                high.learn(update(agent, 2))
         ticket = low.predict(row(agent, i))
         assert ticket.out["echo"][ticket.start].tolist() == [agent.index, i]
         if agent.index != 3 and i % (4 + agent.index) == 0:
-            low.learn(lesson(agent, 3))
+            low.learn(update(agent, 3))
 
 
 @each_driver
@@ -603,7 +603,7 @@ def test_a_round_ends_when_the_last_learner_ends(driver):
 def teach_without_waiting(agent):
     comm = agent.helpers["echo"].comm
     for _ in range(60):
-        comm.get(comm.put_training(lesson(agent, 2)))
+        comm.get(comm.put_training(update(agent, 2)))
 
 
 def watch_the_parameters(agent):
@@ -644,7 +644,7 @@ def test_a_reply_does_not_change_when_the_parameters_or_the_next_batch_do(driver
         ticket = comm.put_prediction(row(agent, 5))
         reply = comm.get(ticket)
         assert reply["w0"].tolist() == [[0.0]]
-        teaching = comm.put_training(lesson(agent, 2))
+        teaching = comm.put_training(update(agent, 2))
         result = comm.get(teaching)
         assert (ticket.version, teaching.version) == (0, 1)
         comm.predict(row(agent, 6))
@@ -704,7 +704,7 @@ def test_counters_say_what_was_done(driver):
         for i in range(10):
             comm.predict(row(agent, i))
         comm.predict_rows((np.zeros((5, 2)),), 5)
-        comm.learn(lesson(agent, 3))
+        comm.learn(update(agent, 3))
         with pytest.raises(TaskFailed):
             comm.learn({"obs": np.full((3, 2), BAD)})
 
@@ -725,7 +725,7 @@ def test_counters_say_what_was_done(driver):
 def test_queue_depth_counts_waiting_rows():
     robot = play("inline", partial(ask, 1), 1)
     comm = robot.agents[0].helpers["echo"].comm
-    tickets = [comm.put_prediction(row(robot.agents[0], i)) for i in range(3)] + [comm.put_training(lesson(robot.agents[0], 4))]
+    tickets = [comm.put_prediction(row(robot.agents[0], i)) for i in range(3)] + [comm.put_training(update(robot.agents[0], 4))]
     summary = robot.wrappers["echo"].summary()
     assert (summary["predict/queue_depth"], summary["learn/queue_depth"]) == (3, 4)
     for ticket in tickets:
@@ -757,7 +757,7 @@ def test_a_full_training_queue_blocks_its_senders(driver):
         comm = agent.helpers["echo"].comm
         tickets = []
         for i in range(10):
-            tickets.append(comm.put_training(lesson(agent, 2, i)))
+            tickets.append(comm.put_training(update(agent, 2, i)))
             depths.append(agent.robot.wrappers["echo"].trainings.rows)
         for i, ticket in enumerate(tickets):
             assert comm.get(ticket)["row"].tolist() == [[agent.index, i], [agent.index, i + 1]]
@@ -773,31 +773,31 @@ def test_a_full_training_queue_drops_its_oldest_requests_where_told_to():
     robot = play("inline", partial(ask, 1), 1, {"echo": task}, mode="async")
     agent = robot.agents[0]
     comm = agent.helpers["echo"].comm
-    tickets = [comm.put_training(lesson(agent, 2, i)) for i in range(4)]  # batches (0, 1), (2, 3): 0 and 1 must go
+    tickets = [comm.put_training(update(agent, 2, i)) for i in range(4)]  # batches (0, 1), (2, 3): 0 and 1 must go
     assert robot.wrappers["echo"].trainings.rows == 4
     for ticket in tickets[:2]:
         with pytest.raises(Dropped, match=r"agent 0, task 'echo': dropped 2 rows to learn from; the queue holds 5"):
             comm.get(ticket)
     assert [comm.get(ticket)["row"][0].tolist() for ticket in tickets[2:]] == [[0, 2], [0, 3]]
-    large = comm.put_training(lesson(agent, 9))  # alone above the bound: taken all the same
+    large = comm.put_training(update(agent, 9))  # alone above the bound: taken all the same
     assert len(comm.get(large)["row"]) == 9
     assert robot.wrappers["echo"].summary()["learn/dropped"] == 4
 
 
 @each_local_driver
-def test_whoever_waits_for_a_dropped_lesson_hears_of_it(driver):
+def test_whoever_waits_for_a_dropped_update_hears_of_it(driver):
     heard = []
 
     def program(agent):
         comm = agent.helpers["echo"].comm
         if agent.index == 0:
             try:
-                comm.learn(lesson(agent, 2))
+                comm.learn(update(agent, 2))
             except Dropped:
                 heard.append(0)
         else:
             until(lambda: agent.robot.wrappers["echo"].trainings.rows)  # acting all the while, so that nothing closes the batch
-            ticket = comm.put_training(lesson(agent, 2, 5.0))
+            ticket = comm.put_training(update(agent, 2, 5.0))
             assert comm.get(ticket)["row"].tolist() == [[1, 5], [1, 6]]
 
     task = echo_task(training_rule=BatchRule(min_rows=3, max_queued=3, when_full="drop_oldest"), helper=Learner)
@@ -913,21 +913,21 @@ def test_off_policy_requests_of_unequal_agents_all_train(driver):
 
 
 @pytest.mark.parametrize("learn_every", [1, 3])
-def test_a_lesson_waits_for_an_agent_whose_own_is_being_made(learn_every):
+def test_an_update_waits_for_an_agent_whose_own_is_being_made(learn_every):
     """Under threads one looks at another in the middle of a step, which has been counted, and of which no row is left to learn
     from."""
     waits = []
 
     class Slow(OffPolicyHelper):
         def ready(self):
-            return True  # without a warmup, in the middle of which an agent that is ahead would pass by its first lesson
+            return True  # without a warmup, in the middle of which an agent that is ahead would pass by its first update
 
         def _learn(self):
             driver, queue = self.agent.robot._driver, self.agent.robot.wrappers["RL"].trainings
             if self.agent.index == 1:
                 until(lambda: queue.rows or self.task.learns, what="the request of the other agent")
                 with driver.lock:
-                    waits.append(driver._lessons_wait())
+                    waits.append(driver._updates_wait())
             return super()._learn()
 
     task = ComputationTask(Elementwise(), lambda: Slow(size=500, batch_size=1, learn_every=learn_every))
@@ -1023,5 +1023,5 @@ def learn_unlike_the_others(agent):
             comm.put_training({"obs": np.zeros((3, 2)), "weight": extra})
 
 
-def test_a_lesson_unlike_the_open_ones_is_refused_to_its_sender_alone():
+def test_an_update_unlike_the_open_ones_is_refused_to_its_sender_alone():
     play("cooperative", learn_unlike_the_others, 2, {"echo": echo_task(helper=Learner)})

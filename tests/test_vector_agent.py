@@ -107,16 +107,16 @@ def test_on_policy_rows_of_each_environment_are_learned_in_order_and_once(mode):
     with robot_of(Recorder(), lambda: OnPolicyHelper(unroll=4), env=vector(mode, 2, 100), agent=VectorAgent) as robot:
         for _ in range(3):
             robot.train_iter()
-        lessons = robot.tasks["RL"].algorithm.lessons
-        long = [p for lesson in lessons for p in lesson["obs"][-4:, 0].tolist()]
+        updates = robot.tasks["RL"].algorithm.updates_seen
+        long = [p for update in updates for p in update["obs"][-4:, 0].tolist()]
         assert long == list(range(12))
-        short = [lesson["obs"][:-4, 0].tolist() for lesson in lessons]
+        short = [update["obs"][:-4, 0].tolist() for update in updates]
         # NEXT_STEP: the rows in which the first environment was only reset are missing.
         assert short == ([[0, 1, 0], [1, 0, 1], [0, 1]] if mode is AutoresetMode.NEXT_STEP else [[0, 1, 0, 1]] * 3)
-        assert all(lesson["last"][len(part) - 1] for lesson, part in zip(lessons, short, strict=True))
+        assert all(update["last"][len(part) - 1] for update, part in zip(updates, short, strict=True))
 
 
-def test_off_policy_lessons_count_real_rows():
+def test_off_policy_updates_count_real_rows():
     """NEXT_STEP gives 2 rows of every 3 steps in the first environment, all in the second."""
     helper = lambda: OffPolicyHelper(size=1000, batch_size=1, learn_every=5)  # noqa: E731
     with robot_of(Recorder(), helper, env=vector(AutoresetMode.NEXT_STEP, 2, 1000), agent=VectorAgent) as robot:

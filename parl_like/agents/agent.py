@@ -33,7 +33,7 @@ class Agent(Guarded):
         rng: Its own generator.
         steps: Actions taken. The environment's own steps, of which an action may take several
             (`parl_like.envs.wrappers.ActionRepeat`), are `env.time_steps`.
-        learned_at: What `steps` was at its last lesson.
+        learned_at: What `steps` was at its last update.
         paced: What `pace` gave between two of its steps, for who asks from another thread; None: nobody does.
         on_bad_value: What becomes of an observation or reward that is not finite, outside of the declared bounds, or of another
             shape or dtype. 'raise': whoever takes it refuses what it cannot use (NaN, shape, dtype, an integer outside), and the
@@ -55,7 +55,7 @@ class Agent(Guarded):
             self.on_bad_value = on_bad_value
 
     def bind(self, robot: Any, index: int, rng: np.random.Generator, label: str = "agent") -> None:
-        """Called once, before anything else, by the crew that it belongs to: the robot, that of an evaluation, or that of a
+        """Called once, before anything else, by the pool that it belongs to: the robot, that of an evaluation, or that of a
         worker process."""
         if name := next((name for name in ("action_repeat", "max_episode_steps") if hasattr(self, name)), ""):  # options once
             raise ValueError(f"{type(self).__name__}: {name} is the environment's business; give the robot a factory of "
@@ -95,7 +95,7 @@ class Agent(Guarded):
         return int(self.robot.tasks[task].places.claim(owner, n))
 
     def pace(self) -> tuple[int, bool]:
-        """Steps since its last lesson, and whether a schedule has one due: what others' lessons ask (`Ticket.waits_for`)."""
+        """Steps since its last update, and whether a schedule has one due: what others' updates ask (`Ticket.waits_for`)."""
         return self.steps - self.learned_at, any(helper.due() for helper in self.helpers.values())
 
     def count_bad(self, text: str) -> None:

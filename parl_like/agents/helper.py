@@ -137,10 +137,10 @@ class AgentHelper(Guarded):
         self._unmapped = queue.to_env is None
         self.transforms = transforms.for_helper(len(lanes), mode)
         self._changes = bool(len(transforms))
-        self._lesson = -1  # that the transforms were prepared for
+        self._update = -1  # that the transforms were prepared for
         self._in_step = self.acts_in_step and wait and mode != "test"
         if self.learns and mode != "test":
-            self.transforms.prepare(-1)  # until its first lesson
+            self.transforms.prepare(-1)  # until its first update
         self.format = RowFormat(str(agent), name, self.model, agent.env, self.transforms, self.obs_space)
         if self.learns and mode != "test" and getattr(self.task.algorithm, "one_reward", False) and reward_shape(agent.env):
             raise ValueError(f"{self.where}: the environment gives rewards of shape {reward_shape(agent.env)}, and "
@@ -149,7 +149,7 @@ class AgentHelper(Guarded):
         along = self.window.in_order or self.window.rows > 1 or self.transforms.behind or getattr(buffer, "stack_num", 1) > 1
         self._player = OnePlayer(self.where) if along and not agent.vector else None
         self._last: tuple[Any, Mapping[str, Array] | None, int] = (None, None, 0)  # action, outputs, and its row there
-        self._pending: list[tuple[Ticket, Callable[[Mapping[str, Any]], None] | None]] = []  # lessons that nobody waits for
+        self._pending: list[tuple[Ticket, Callable[[Mapping[str, Any]], None] | None]] = []  # updates that nobody waits for
         self._at_once = 1  # how many of them may be open
         self._state = self._stored_state = self._zero_state()
         self._versioned = agent.robot.remote  # the parameters that act there may not be those that learn
@@ -200,7 +200,7 @@ class AgentHelper(Guarded):
         """Refuses an algorithm that asks for rows which this schedule does not send."""
 
     def _learns_late(self) -> bool:
-        """Whether parameters may change between an action and its lesson, and this schedule cares."""
+        """Whether parameters may change between an action and its update, and this schedule cares."""
         return False
 
     def pre_episode(self, agent: Actor) -> None:
@@ -343,7 +343,7 @@ class AgentHelper(Guarded):
 
     def _transformed(self, obs: Any) -> tuple[Any, ...]:
         """Raw observations as the model gets them, in the order of its inputs."""
-        if self._in_step and self._lesson != self.task.learns:
+        if self._in_step and self._update != self.task.learns:
             self._prepare()
         names = self.format.raw_names
         raw = dict(zip(names, map(np.asarray, self.format.flat(obs, names)), strict=True))
@@ -353,11 +353,11 @@ class AgentHelper(Guarded):
         return tuple(made[name] if self._vector else made[name][0] for name in self.format.inputs)
 
     def _prepare(self) -> None:
-        """The next rows are for the lesson after those that the task has given so far; statistics stand still until it is
+        """The next rows are for the update after those that the task has given so far; statistics stand still until it is
         over."""
-        # Rows that wait belong to that lesson, and were made ready for it: nothing is renewed before they are learned from.
-        self._lesson = -1 if self.comm.wrapper.trainings.rows else self.task.learns
-        self.transforms.prepare(self._lesson)
+        # Rows that wait belong to that update, and were made ready for it: nothing is renewed before they are learned from.
+        self._update = -1 if self.comm.wrapper.trainings.rows else self.task.learns
+        self.transforms.prepare(self._update)
 
     def ask(self, rows: Mapping[str, Array]) -> dict[str, Array]:
         """Asks the task for any number of rows, as its model's `inputs()` name them: no exploring, no memory, no transforms.
@@ -495,7 +495,7 @@ class AgentHelper(Guarded):
 
     def learn(self) -> dict[str, Any] | None:
         """Sends one training request now, whatever the schedule. In sync mode it waits for those learning agents that have taken
-        fewer steps since their last lesson than this one, so for nobody who never learns.
+        fewer steps since their last update than this one, so for nobody who never learns.
 
         Returns:
             The training return (metrics, and arrays with one entry per row sent); None where there is nothing to learn from yet
@@ -520,7 +520,7 @@ class AgentHelper(Guarded):
         return True
 
     def due(self) -> bool:
-        """Whether rows are stored that the schedule itself will send: the lessons of others wait for them in sync mode."""
+        """Whether rows are stored that the schedule itself will send: the updates of others wait for them in sync mode."""
         return self.learns
 
     def _learn(self) -> dict[str, Any] | None:
@@ -590,7 +590,7 @@ class AgentHelper(Guarded):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.format.check_choices(state)
-        self.forget_pending()  # a lesson of before has nothing to say to these rows
+        self.forget_pending()  # an update of before has nothing to say to these rows
         self.steps = state["steps"]
         if self._marks.names and "first" in state:
             self._marks.first, self._marks.episode = state["first"].copy(), state["episode"].copy()

@@ -87,7 +87,7 @@ class OffPolicyHelper(AgentHelper):
             return  # not counted either, or the first step after a long collection would send hundreds of requests
         due, self._since = divmod(self._since + rows, self.learn_every)
         if due and self.ready():
-            self._at_once = due * self.updates  # an agent that does not wait for lessons is those of one step ahead
+            self._at_once = due * self.updates  # an agent that does not wait for updates is those of one step ahead
             for _ in range(self._at_once):
                 self._learn()
 
@@ -104,9 +104,9 @@ class OffPolicyHelper(AgentHelper):
         return self._since > 0
 
     def _learn(self) -> dict[str, Any] | None:
-        return self._send(*self.lesson(self.batch_size))
+        return self._send(*self.draw(self.batch_size))
 
-    def lesson(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, Any]], None] | None]:
+    def draw(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, Any]], None] | None]:
         """`n` random rows to learn from, and what is to be called with the training return, if anything."""
         buffer = self.buffer
         if not isinstance(buffer, PrioritizedReplayBuffer):

@@ -52,10 +52,10 @@ class OfflineHelper(OffPolicyHelper):
         if not self.in_order:
             super()._check_window()
 
-    def lesson(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, Any]], None] | None]:
+    def draw(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, Any]], None] | None]:
         """`n` random rows, or the next ones."""
         if not self.in_order:
-            return super().lesson(n)
+            return super().draw(n)
         assert self.buffer is not None
         with self.buffer.lock:
             order = self.buffer.sample_indices(0)

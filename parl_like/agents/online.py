@@ -69,12 +69,12 @@ class OnlineHelper(AgentHelper):
         self._marked = bool(self._marks.names)  # which a learner of numbers is not told
         self._learner: Any = task.algorithm.row_learner() if self._n and self._unmapped and not self._marked else None
         self._acts = self._learner is not None and type(self.explorer) is EpsilonGreedy
-        self._result: Any = {}  # of the newest lesson
+        self._result: Any = {}  # of the newest update
         self._looks_ahead = "next_act" in self.window.fields
         self._open: Any = None  # the row whose next action is not known yet, and its obs_next
 
     def due(self) -> bool:
-        """Nobody waits for its lessons."""
+        """Nobody waits for its updates."""
         return False
 
     def interrupt(self, rows: Array | None = None) -> None:

@@ -18,7 +18,7 @@ class PopulationHelper(AgentHelper):
     """Evaluates candidates: of each generation every one for `episodes` episodes, which are divided over all agents.
 
     Agent i of n takes episodes i, i + n, i + 2n … of a generation's `population` · `episodes`, sends their returns, and waits for
-    those of the others: a lesson has all of them, as rows of `candidate`, `episode` (of how many `episodes`) and `score`. The
+    those of the others: an update has all of them, as rows of `candidate`, `episode` (of how many `episodes`) and `score`. The
     k-th episode of all candidates begins with the same seed of the environment, a function of the robot's seed, the generation
     and k; so candidates are compared under the same conditions, and what is found does not depend on the number of agents. An
     episode that a checkpoint interrupts is evaluated anew.
@@ -69,7 +69,7 @@ class PopulationHelper(AgentHelper):
                     "episodes": np.full(len(numbers), self.episodes), "score": np.array(self._scores)}
             while not self._send(rows):  # nothing was learned, for others are still at theirs
                 if self.agent.signal is None:
-                    raise ValueError(f"{self.where}: a lesson had the returns of only some of {self.population * self.episodes} "
+                    raise ValueError(f"{self.where}: an update had the returns of only some of {self.population * self.episodes} "
                                      "episodes; let all agents learn together, so set no training_rule")
                 self.agent.obey()
             self._scores.clear()  # not before it is answered: an interruption may come first

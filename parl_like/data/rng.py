@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 
 
 class Borrowed:
-    """How often lessons have borrowed torch's global generator, the only one that dropout knows, and given it back."""
+    """How often updates have borrowed torch's global generator, the only one that dropout knows, and given it back."""
 
     begun = ended = 0
 

@@ -107,6 +107,6 @@ def share(helper: AgentHelper) -> None:
         return locked
 
     helper.comm.share()
-    for name in ("store", "take", "lesson"):
+    for name in ("store", "take", "draw"):
         if hasattr(helper, name):
             setattr(helper, name, alone(getattr(helper, name)))

@@ -35,11 +35,11 @@ class CooperativeDriver(Driver):
 
     Args:
         sync: Training is served only when every learning agent waits for it (unroll, then train). Else as soon as it may close.
-        failed: Called with an agent and what its code raised, or a lesson that ends the run.
+        failed: Called with an agent and what its code raised, or an update that ends the run.
 
     Attributes:
         queues: Of all tasks, in their order: `predictions` and `trainings` by turns.
-        lessons: Queues whose task learns at this moment, where learning runs beside the agents.
+        updates: Queues whose task learns at this moment, where learning runs beside the agents.
         patience: Seconds that predictions wait for more where their rule says nothing, and somebody could still come; None: as
             long as that is so.
     """
@@ -56,7 +56,7 @@ class CooperativeDriver(Driver):
         self._fibers: dict[int, greenlet] = {}
         self._hub = getcurrent()
         self.stopping = False
-        self.lessons: dict[RequestQueue, Any] = {}
+        self.updates: dict[RequestQueue, Any] = {}
         self._begin([], [])
 
     def _begin(self, agents: Sequence[Agent], wrappers: Sequence[ComputationWrapper]) -> None:
@@ -192,7 +192,7 @@ class CooperativeDriver(Driver):
             if self.stopping:
                 return self._end_round()
             queue = self._choose()
-            if queue is None and self._resting and (not self.sync or self._lessons_wait()):
+            if queue is None and self._resting and (not self.sync or self._updates_wait()):
                 self._rouse()
                 return True
             if queue is None:
@@ -210,12 +210,12 @@ class CooperativeDriver(Driver):
 
     def _due(self, queue: RequestQueue) -> float:
         """Seconds until the queue's oldest batch closes (`RequestQueue.due`)."""
-        if queue in self.lessons:
+        if queue in self.updates:
             return INFINITE
         return queue.due(perf_counter(), queue.rows < queue.enough and self._can_still_come(queue))
 
     def _can_still_come(self, queue: RequestQueue) -> bool:
-        """The hub looks when nobody else can run, so all who could ask for a prediction have; lessons of sync mode wait for their
+        """The hub looks when nobody else can run, so all who could ask for a prediction have; updates of sync mode wait for their
         round."""
         return queue.kind == "learn" and (self.sync or not self._any_learns or self._learner_acts())
 
@@ -225,10 +225,10 @@ class CooperativeDriver(Driver):
         A queue's rows count once more each time another is served before it: so no queue waits for ever behind a fuller one,
         whose agents come back before each choice.
         """
-        due, lessons = [], False
+        due, updates = [], False
         for queue in self.queues:
             if queue.rows:
-                lessons = lessons or queue.kind == "learn"
+                updates = updates or queue.kind == "learn"
                 if self._due(queue) <= 0:
                     due.append(queue)
         if not due:
@@ -239,7 +239,7 @@ class CooperativeDriver(Driver):
             for queue in due:
                 queue.passed += 1
             best.passed = 1
-        if lessons and self.sync and best.kind == "predict" and not self._lessons_wait():
+        if updates and self.sync and best.kind == "predict" and not self._updates_wait():
             return None
         return best
 
@@ -252,10 +252,10 @@ class CooperativeDriver(Driver):
         waiting = (t.agent for queue in self.predictions for batch in queue.batches for t in batch.tickets)
         return (agent.pace() for agent in (*waiting, *(agent for agent, _ in self._resting)) if agent.learns)
 
-    def _lessons_wait(self) -> bool:
-        """Whether any agent that acts is waited for by a lesson, or no lesson waits at all."""
-        lessons = [ticket for queue in self.trainings for batch in queue.batches for ticket in batch.tickets]
-        return not lessons or any(lesson.waits_for(*pace) for pace in self._paces() for lesson in lessons)
+    def _updates_wait(self) -> bool:
+        """Whether any agent that acts is waited for by an update, or no update waits at all."""
+        updates = [ticket for queue in self.trainings for batch in queue.batches for ticket in batch.tickets]
+        return not updates or any(update.waits_for(*pace) for pace in self._paces() for update in updates)
 
     def _train_round(self) -> bool:
         served = False
@@ -287,7 +287,7 @@ class CooperativeDriver(Driver):
         if queue is not None and queue.kind == "learn":
             self._serve(queue)
             return True
-        if queue is None and not (self._resting and self._lessons_wait()):
+        if queue is None and not (self._resting and self._updates_wait()):
             return self._train_all()
         for each, times in zip(self.queues, passed, strict=True):
             each.passed = times  # what was chosen and not served is chosen anew

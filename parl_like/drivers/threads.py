@@ -73,7 +73,7 @@ class ThreadsDriver(Driver):
         self._acting = 0  # agents that are neither waiting for a reply, nor parked, nor ended
         self._learners: set[Agent] = set()  # learning agents that are neither waiting for training, nor parked, nor ended
         self._any_learns = False  # else any agent may come to train
-        self._asked = False  # sync: a lesson waits, as far as `_look` has seen
+        self._asked = False  # sync: an update waits, as far as `_look` has seen
         self._phase = "unroll"  # sync: unroll → train → done → unroll …
         self._trained = False  # sync: a round is done, or a batch was closed by its own rule, and `iterate` has not said so
         self._held: list[Ticket] = []  # replies of a finished round, given when the next iteration begins
@@ -89,7 +89,7 @@ class ThreadsDriver(Driver):
     def put(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = None
         mine = False
-        if self.crew.observing is not None or self._callers.get(threading.get_ident()) is not ticket.agent:
+        if self.pool.observing is not None or self._callers.get(threading.get_ident()) is not ticket.agent:
             self.check_caller(ticket.agent)
             if self.is_beside():
                 self._put_beside(queue, ticket, values, wait)
@@ -116,7 +116,7 @@ class ThreadsDriver(Driver):
                 elif server.asleep:
                     release(server.bell)
                 if self._asked and acting > 0 and not server.training:
-                    self._look()  # its steps may have been what a lesson waited for
+                    self._look()  # its steps may have been what an update waited for
             elif server is not None:
                 self._asked = self._asked or (self.sync and server.training)
                 self._look()
@@ -173,7 +173,7 @@ class ThreadsDriver(Driver):
     def check_caller(self, agent: Any) -> None:
         super().check_caller(agent)
         me = threading.get_ident()
-        if self.crew.observing == me:
+        if self.pool.observing == me:
             raise WrongCaller(f"{agent}: a helper was asked from a hook or a stop condition, which agents in threads wait for; "
                               "ask from the agent, or use driver='cooperative'")
         if self._beside.belongs_to(agent, self._run):
@@ -221,26 +221,26 @@ class ThreadsDriver(Driver):
             self._look()
 
     def _come(self, ticket: Ticket) -> None:
-        """An agent no longer waits for a lesson. The caller holds the lock."""
+        """An agent no longer waits for an update. The caller holds the lock."""
         if ticket.queue.kind == "learn" and ticket.agent.learns:
             self._learners.add(ticket.agent)
             self._tell(ticket.agent)
 
     def _tell(self, agent: Agent) -> None:
-        """Of an agent that waits: lessons see it as it is now, until it says more itself, between its steps. In the middle of one
-        the step may have been counted and the row not, or the row and not the lesson."""
+        """Of an agent that waits: updates see it as it is now, until it says more itself, between its steps. In the middle of one
+        the step may have been counted and the row not, or the row and not the update."""
         agent.paced = agent.pace() if self.sync else None
 
-    def _lessons_wait(self) -> bool:
-        """Whether any learning agent is waited for by a lesson, or no lesson waits any more. The caller holds the lock."""
-        lessons = [ticket for server in self._trainings for batch in server.queue.batches for ticket in batch.tickets]
-        self._asked = bool(lessons)
-        return not lessons or any(lesson.waits_for(*(agent.paced or agent.pace())) for agent in self._learners
-                                  for lesson in lessons)
+    def _updates_wait(self) -> bool:
+        """Whether any learning agent is waited for by an update, or no update waits any more. The caller holds the lock."""
+        updates = [ticket for server in self._trainings for batch in server.queue.batches for ticket in batch.tickets]
+        self._asked = bool(updates)
+        return not updates or any(update.waits_for(*(agent.paced or agent.pace())) for agent in self._learners
+                                  for update in updates)
 
     def _look(self) -> None:
         """Wakes whoever has something to do, after what may have closed or opened a batch. The caller holds the lock."""
-        if self._asked and self._phase == "unroll" and (self._closing or not self.stopping) and not self._lessons_wait():
+        if self._asked and self._phase == "unroll" and (self._closing or not self.stopping) and not self._updates_wait():
             self._phase, self._asked = "train", False
         for server in self._servers:
             left = self._due(server)

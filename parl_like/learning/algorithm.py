@@ -166,7 +166,7 @@ class Algorithm(Guarded):
         transient: Names of attributes that a checkpoint leaves out: caches, and what belongs to this process.
         remembers: Names of attributes with rows that it keeps for its agents between their requests (`Places`). A checkpoint
             leaves them out, for episodes begin anew there; copies that predict in its place have them in common.
-        always_test: Names of `networks` that are in test mode in lessons, too: copies that follow another network.
+        always_test: Names of `networks` that are in test mode in updates, too: copies that follow another network.
         adam_eps: ε of Adam, where no loss brings another optimiser.
         acts_with: Names of the `networks`, and of attributes that are parameters, that `predict` uses, if not of all: only these
             are sent to what predicts elsewhere (replicas, copies that act while this one learns). Attributes of other kinds stay
@@ -233,7 +233,7 @@ class Algorithm(Guarded):
 
         Returns:
             `loss`: scalar tensor with a gradient; or a tuple of such, whose sum is meant, and which depend on no parameter in
-            common: where lessons are given beside the agents (async), their backward passes go on at the same time. Other
+            common: where updates are given beside the agents (async), their backward passes go on at the same time. Other
             scalars are reported as metrics; an array with one entry per row is sent back to the helpers that sent the rows
             (priorities, say).
 
@@ -292,7 +292,7 @@ class Algorithm(Guarded):
         return self._asks(task, inputs)
 
     def follow(self, env_steps: int) -> None:
-        """Told before each lesson how many steps the robot's environments have made, for schedules that go by them."""
+        """Told before each update how many steps the robot's environments have made, for schedules that go by them."""
 
     def row_learner(self) -> Any:
         """For `OnlineHelper`: a compiled twin of this algorithm for single rows of numbers, made anew. None: there is none, and

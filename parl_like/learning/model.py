@@ -176,7 +176,7 @@ class ArrayModel(Model):
                 ...
 
     Its task makes no optimiser. Whatever else holds for networks holds for the arrays: checkpoints, versions, replicas, sharing;
-    a lesson that leaves a number in them that is not finite is taken back.
+    an update that leaves a number in them that is not finite is taken back.
     """
 
     def add_array(self, name: str, value: Array) -> None:

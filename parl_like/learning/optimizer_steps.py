@@ -22,14 +22,14 @@ from parl_like.values.batch_leaf import to_numpy
 from parl_like.values.errors import Diverged
 from parl_like.values.spec import Array
 
-ROW = "lesson_row"
-"""Field of minibatches: the place of each row in the lesson."""
+ROW = "update_row"
+"""Field of minibatches: the place of each row in the update."""
 
 BESIDE: ContextVar[Executor | None] = ContextVar("BESIDE", default=None)
 """Threads for some of this thread's backward passes; None: it makes all of them itself."""
 
 Step = tuple[Mapping[str, Any], Any]
-"""What `learn` returned for a minibatch, without gradients, and the places of its rows in the lesson (None: it was all of it)."""
+"""What `learn` returned for a minibatch, without gradients, and the places of its rows in the update (None: it was all of it)."""
 
 
 class Stepper:
@@ -317,8 +317,8 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None)
     return norm
 
 
-def lesson_return(owner: str, n: int, taken: list[Step], left_out: list[Step]) -> dict[str, Any]:
-    """What a lesson of `n` rows returns: of each number the mean over the steps, as a float, and arrays [n, ...].
+def update_return(owner: str, n: int, taken: list[Step], left_out: list[Step]) -> dict[str, Any]:
+    """What an update of `n` rows returns: of each number the mean over the steps, as a float, and arrays [n, ...].
 
     Steps that were left out count where no other says anything, with 0 for what is no number in their arrays, and for rows of
     which they would have said something later. `left_out` is how many there were.
@@ -340,7 +340,7 @@ def lesson_return(owner: str, n: int, taken: list[Step], left_out: list[Step]) -
 
 
 def _in_order(owner: str, name: str, n: int, parts: list[tuple[Any, Any]], silent: list[Any]) -> Array:
-    """The values of all rows, in the order of the lesson; of several for one row the last. Each must have one, but for those at
+    """The values of all rows, in the order of the update; of several for one row the last. Each must have one, but for those at
     `silent` places, which have 0."""
     out: Any = None
     said = np.zeros(n, bool)

@@ -193,7 +193,7 @@ def _try_step(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
         for parameter in (parameters := [p for group in trial.param_groups for p in group["params"]]):
             parameter.grad = torch.zeros_like(parameter)
         trial.step()
-    except Exception as error:  # noqa: BLE001  whatever it is, it is better raised now than in the next lesson
+    except Exception as error:  # noqa: BLE001  whatever it is, it is better raised now than in the next update
         raise ValueError(f"optimizer, state: none that {type(optimizer).__name__} can go on from: {type(error).__name__}: "
                          f"{error!s:.200}") from None
     if not all(bool(torch.isfinite(parameter).all()) for parameter in parameters):

@@ -1,6 +1,6 @@
-"""Crew: agents with their environments and helpers, the wrappers they talk to, and the driver that runs them.
+"""AgentPool: agents with their environments and helpers, the wrappers they talk to, and the driver that runs them.
 
-A robot is a crew that trains; an evaluation and a worker process have crews of their own.
+A robot is a pool that trains; an evaluation and a worker process have pools of their own.
 """
 
 from __future__ import annotations
@@ -64,34 +64,34 @@ class DriverOptions(Protocol):
 
 
 class OneThread:
-    """Around whatever runs or ends the agents of a crew; a thread may enter again. (A generator would cost each lesson 2 µs.)"""
+    """Around whatever runs or ends the agents of a pool; a thread may enter again. (A generator would cost each update 2 µs.)"""
 
-    def __init__(self, crew: Crew) -> None:
-        self._crew = crew
+    def __init__(self, pool: AgentPool) -> None:
+        self._pool = pool
         self._runs, self._runner = threading.RLock(), threading.current_thread()
 
     def __enter__(self) -> None:
         """Raises RuntimeError where another thread runs them, or began with agents that can only go on there."""
-        crew = self._crew
+        pool = self._pool
         if not self._runs.acquire(blocking=False):
-            crew._driver.refuse_agents()
+            pool._driver.refuse_agents()
             raise RuntimeError(f"thread {self._runner.name!r} runs this robot; only one thread at a time may run, save or close "
                                "it. To end the run from another one call request_stop()")
         here = threading.current_thread()
-        if crew._started and crew.driver_name == "cooperative" and self._runner is not here:
-            if not crew._waits:
+        if pool._started and pool.driver_name == "cooperative" and self._runner is not here:
+            if not pool._waits:
                 self._runs.release()
                 raise RuntimeError(f"thread {self._runner.name!r} has begun with the agents of this robot, and greenlets cannot "
                                    "change threads; go on, or close() it, there. A run that came to its end, by run(stop), may "
                                    "be followed by one in another thread")
-            crew._leave_waiting()
+            pool._leave_waiting()
         self._runner = here
 
     def __exit__(self, *exception: object) -> None:
         self._runs.release()
 
 
-class Crew:
+class AgentPool:
     """See above. What agents may ask of it while they run: its counters, `buffers`, `wrappers`, and `request_stop`."""
 
     remote = False
@@ -143,7 +143,7 @@ class Crew:
         self._forsaken: weakref.finalize[Any, Any] | None = None
         self._freed: dict[str, list[range]] = {}  # lanes of agents that have left, by task
         self._n_envs = 0  # of all agents so far
-        self._borrowed = False  # whether the environment belongs to somebody who will use it after this crew is closed
+        self._borrowed = False  # whether the environment belongs to somebody who will use it after this pool is closed
         self._make_agent, self._env, self._seeds, self._label = agent, env, seed, label
         self.agents: list[Agent] = []
         self.wrappers: dict[str, ComputationWrapper] = {}
@@ -221,7 +221,7 @@ class Crew:
 
     @property
     def common_seed(self) -> Any:
-        """What all crews of a robot, its workers, have their seeds from."""
+        """What all pools of a robot, its workers, have their seeds from."""
         return self._seeds.entropy
 
     def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
@@ -360,7 +360,7 @@ class Crew:
             log.warning("%s; bad values so far: %d", text, self._bad_so_far)
 
     def take_over(self, notes: Mapping[str, Any]) -> None:
-        """What the crew of a worker has counted beside its steps, and said."""
+        """What the pool of a worker has counted beside its steps, and said."""
         self.bad_values += notes.get("bad", 0)
         self.episodes_cut += notes.get("cuts", 0)
         for text in notes.get("said", "").splitlines():
@@ -379,7 +379,7 @@ class Crew:
         self._driver.request_stop()
 
     def _agent_failed(self, agent: Agent, error: BaseException) -> None:
-        """An agent, or a task while it served this agent's lesson, has raised: the first error ends the run."""
+        """An agent, or a task while it served this agent's update, has raised: the first error ends the run."""
         if isinstance(error, (Stopped, Interrupted)):
             return
         if self._error is None:
@@ -444,11 +444,11 @@ class Crew:
         self._known_as(self)
         self._observe()
 
-    def _known_as(self, crew: Any) -> None:
-        """Sets what the agents and the driver know this crew by: itself, or a weak proxy."""
-        self._driver.crew = crew
+    def _known_as(self, pool: Any) -> None:
+        """Sets what the agents and the driver know this pool by: itself, or a weak proxy."""
+        self._driver.pool = pool
         for agent in self.agents:
-            agent.robot = crew
+            agent.robot = pool
 
     def _leave_waiting(self) -> None:
         """Agents that wait in greenlets of another thread cannot go on in this one: their episodes end here, as at a
@@ -486,7 +486,7 @@ class Crew:
             raise error
 
     def _cut(self, patience: float | None = None) -> None:
-        """Ends all open episodes. Requests that are waiting are served first, so no reply and no lesson is lost.
+        """Ends all open episodes. Requests that are waiting are served first, so no reply and no update is lost.
 
         Raises:
             RuntimeError: an agent is still busy in its environment after `patience` seconds.
@@ -501,17 +501,17 @@ class Crew:
         self._settle()
 
     def _settle(self) -> None:
-        """After an interruption: takes over the lessons that nobody has waited for. The next resets are seeded."""
+        """After an interruption: takes over the updates that nobody has waited for. The next resets are seeded."""
         for agent in self.agents:
             try:
                 for helper in agent.helpers.values():
                     helper.settle()
-            except Exception as error:  # noqa: BLE001  a lesson that failed, of which the agent would have heard at its next one
+            except Exception as error:  # noqa: BLE001  an update that failed, of which the agent would have heard at its next one
                 self._agent_failed(agent, error)
             agent.fresh = True
 
     def _halt(self, carry: bool = False, patience: float = STOP_PATIENCE) -> None:
-        """All agents end; open requests are answered with `Stopped`. The crew may start again, and with `carry` go on with the
+        """All agents end; open requests are answered with `Stopped`. The pool may start again, and with `carry` go on with the
         episodes that are held."""
         with self._one_thread:
             late: list[Any] = []

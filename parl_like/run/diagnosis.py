@@ -12,7 +12,7 @@ UNASKED = 100_000
 
 
 def unless_nobody_asks(robot: Any) -> Callable[[Any], bool] | None:
-    """A stop condition for an iteration of this robot that ends with a lesson. Where lessons come only by `learn()`, it raises
+    """A stop condition for an iteration of this robot that ends with an update. Where updates come only by `learn()`, it raises
     AgentFailed once each agent has taken `UNASKED` steps and nobody has called it; None where a schedule brings them."""
     by_hand = [getattr(helper, "learn_every", 0) is None for helper in robot._learners.values()]
     if not (robot.sync and by_hand and all(by_hand)):
@@ -21,7 +21,7 @@ def unless_nobody_asks(robot: Any) -> Callable[[Any], bool] | None:
 
     def nobody_asks(robot: Any) -> bool:
         if robot.env_steps >= limit and not any(wrapper.trainings.rows for wrapper in robot.wrappers.values()):
-            raise AgentFailed(f"the agents have taken {UNASKED:,} steps each in this iteration, and none asks for a lesson: "
+            raise AgentFailed(f"the agents have taken {UNASKED:,} steps each in this iteration, and none asks for an update: "
                               f"helpers of task {', '.join(map(repr, robot._learners))} have learn_every=None, so they learn "
                               "only when an agent calls learn(). Call it, give learn_every a number, or use run(stop)")
         return False
@@ -30,11 +30,11 @@ def unless_nobody_asks(robot: Any) -> Callable[[Any], bool] | None:
 
 
 def too_short(robot: Any, total: int, lanes: int) -> list[str]:
-    """For each task of a robot whose first lesson comes after so many steps of all its environments, a sentence that says so."""
+    """For each task of a robot whose first update comes after so many steps of all its environments, a sentence that says so."""
     first = [(name, what, rows) for name, helper in robot._learners.items()
              for what, rows in (("warmup, batch_size", getattr(helper, "warmup", 0)),
                                 ("unroll × environments", getattr(helper, "unroll", 0) * lanes))]
-    return [f"total_steps is {total:,}, and task {name!r} has its first lesson after {rows:,} rows ({what}): this run learns "
+    return [f"total_steps is {total:,}, and task {name!r} has its first update after {rows:,} rows ({what}): this run learns "
             "next to nothing; give more total_steps, or lower these" for name, what, rows in first if rows > total]
 
 
@@ -42,14 +42,14 @@ _LONGER = "(warmup, batch_size); train for longer, or lower them"
 
 
 def why_never_learned(robot: Any, name: str) -> str:
-    """Why a robot's task of this name has had no lesson."""
+    """Why a robot's task of this name has had no update."""
     if (helper := robot._learners.get(name)) is None:
         return ("its agents have no helper that learns; give the ComputationTask helper=OnPolicyHelper or OffPolicyHelper, "
                 "or train=False where that is meant")
     if not robot.agents[0].helpers:  # they are in other processes
         if (warmup := getattr(helper, "warmup", 0)) > robot.env_steps:
             return f"{robot.env_steps} env steps were taken, and it begins with {warmup} rows {_LONGER}"
-        return f"no lesson was due yet, or no agent calls helpers[{name!r}].store(...)"
+        return f"no update was due yet, or no agent calls helpers[{name!r}].store(...)"
     rows, warmup = sum(agent.helpers[name].steps for agent in robot.agents), getattr(helper, "warmup", 0)
     if not rows and not robot.env_steps:
         return "no environment step was taken"
@@ -59,7 +59,7 @@ def why_never_learned(robot: Any, name: str) -> str:
         return f"{rows} rows were stored, and it begins with {warmup} {_LONGER}"
     if getattr(helper, "learn_every", 0) is None:
         return f"{rows} rows were stored, but no agent calls helpers[{name!r}].learn(), and learn_every is None"
-    return f"{rows} rows were stored, but no lesson was due yet; train for longer, or learn more often"
+    return f"{rows} rows were stored, but no update was due yet; train for longer, or learn more often"
 
 
 def refuse_divergence(tasks: Mapping[str, Any]) -> None:

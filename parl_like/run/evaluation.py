@@ -17,7 +17,7 @@ from parl_like.environment.factory import is_made
 from parl_like.environment.hooks import Hook, overridden
 from parl_like.environment.stop_conditions import StopCondition
 from parl_like.learning.span import follow_run
-from parl_like.run.agent_pool import Crew
+from parl_like.run.agent_pool import AgentPool
 from parl_like.run.diagnosis import refuse_divergence
 from parl_like.values.action_codec import Structured
 from parl_like.values.spec import SpecError, leaves, specs_of
@@ -108,15 +108,15 @@ class Quotas(Hook):
             agent.quota_episodes -= 1
 
 
-def gather(crew: Crew, n_step: int | None, n_episode: int | None, *hooks: Hook) -> Episodes:
+def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: Hook) -> Episodes:
     """Runs every agent for its own share of steps or episodes (exactly one is given), and reports the episodes that ended.
 
     Each agent has a quota of its own, so that agents whose episodes happen to be short do not fill the statistics.
     """
-    agents = crew.agents
-    crew._driver.refuse_agents()
-    with crew._one_thread:
-        begin, steps_before = perf_counter(), crew.env_steps
+    agents = pool.agents
+    pool._driver.refuse_agents()
+    with pool._one_thread:
+        begin, steps_before = perf_counter(), pool.env_steps
         quotas = Quotas(agents)
         if n_episode is not None:
             share, rest = divmod(n_episode, len(agents))
@@ -131,14 +131,14 @@ def gather(crew: Crew, n_step: int | None, n_episode: int | None, *hooks: Hook) 
                               stacklevel=3)
             for agent in agents:
                 agent.quota_steps = share * agent.n_envs
-        crew._observe(quotas, *hooks)
+        pool._observe(quotas, *hooks)
         try:
-            while crew._advance():
+            while pool._advance():
                 pass
         finally:
             for agent in agents:
                 agent.quota_steps = agent.quota_episodes = None
-            crew._observe()
+            pool._observe()
         seen = [episode for agent in agents for episode in quotas.seen[agent.index]]
         returns, lengths, idxs, infos = ([episode[i] for episode in seen] for i in range(4))
         cut = sum(getattr(agent.env, "cut_short", 0) for agent in agents)
@@ -146,10 +146,10 @@ def gather(crew: Crew, n_step: int | None, n_episode: int | None, *hooks: Hook) 
             warnings.warn(f"{cut} of {len(returns)} episodes did not end within max_episode_steps, and were truncated there; "
                           "give the environment a time limit (gymnasium.wrappers.TimeLimit), or the evaluation another bound",
                           RuntimeWarning, stacklevel=3)
-        return Episodes(returns, lengths, idxs, crew.env_steps - steps_before, perf_counter() - begin, infos, cut=cut)
+        return Episodes(returns, lengths, idxs, pool.env_steps - steps_before, perf_counter() - begin, infos, cut=cut)
 
 
-def evaluators(robot: Any, n: int, seed: int | None, source: Any, stop: StopCondition | None, limit: int | None) -> Crew:
+def evaluators(robot: Any, n: int, seed: int | None, source: Any, stop: StopCondition | None, limit: int | None) -> AgentPool:
     """Agents, environments and queues of their own, which play the robot's tasks in test mode. An environment of the caller
     (`source`) is used by one agent, and not closed. Episodes of more than `limit` steps are cut off."""
     if limit is not None and limit < 1:
@@ -157,20 +157,20 @@ def evaluators(robot: Any, n: int, seed: int | None, source: Any, stop: StopCond
     root = robot._evaluation_seed if seed is None else np.random.SeedSequence(seed)
     # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
     root = np.random.SeedSequence(entropy=root.entropy, spawn_key=root.spawn_key)
-    crew = Crew(robot.tasks, source, robot._make_agent, 1 if is_made(source) else n, root, "cooperative", True, "test",
+    pool = AgentPool(robot.tasks, source, robot._make_agent, 1 if is_made(source) else n, root, "cooperative", True, "test",
                 "evaluator", robot.transforms, robot.told)
-    robot.notes += [note for note in (f"evaluation: {text}" for text in crew.notes if text not in robot.notes)
+    robot.notes += [note for note in (f"evaluation: {text}" for text in pool.notes if text not in robot.notes)
                     if note not in robot.notes]
-    crew._borrowed, crew._stop = is_made(source), stop
+    pool._borrowed, pool._stop = is_made(source), stop
     if stop is not None:
-        stop.begin(crew)
-    for agent in crew.agents:
+        stop.begin(pool)
+    for agent in pool.agents:
         if limit is not None and agent.env is not None:
             agent.env.limit(limit)
         if robot.eval_explore:
             for helper in agent.helpers.values():
                 helper.explore()
-    return crew
+    return pool
 
 
 def final_info(env: Any) -> dict[str, Any]:
@@ -242,16 +242,16 @@ def epochs(
             call(robot)
 
 
-def greedy_action(crew: Crew, name: str, obs: Any) -> Any:
-    """The best action of a crew's task for an observation, or for n of them, stacked; see `Robot.act`."""
-    task, transforms, queue = crew.tasks[name], crew.transforms[name], crew.wrappers[name].predictions
+def greedy_action(pool: AgentPool, name: str, obs: Any) -> Any:
+    """The best action of a pool's task for an observation, or for n of them, stacked; see `Robot.act`."""
+    task, transforms, queue = pool.tasks[name], pool.transforms[name], pool.wrappers[name].predictions
     inputs = task.algorithm.model.inputs()
     if any(key.startswith("state") for key in inputs) or transforms.behind:
         raise ValueError(f"act: task {name!r} looks back at earlier observations; use watch or evaluate, which play whole "
                          "episodes")
     given = dict(leaves(obs, "obs"))
     specs = {key: spec.owned_by(f"task {name!r}") for key, spec in inputs.items()}
-    raw = getattr(crew.agents[0].env, "observation_space", None) if len(transforms) else None  # transforms make others of them
+    raw = getattr(pool.agents[0].env, "observation_space", None) if len(transforms) else None  # transforms make others of them
     expected = specs if raw is None else specs_of(raw, "obs")
     one = next((np.ndim(value) == len(expected[key].shape) for key, value in given.items() if key in expected), True)
     if one:

@@ -34,7 +34,7 @@ from parl_like.environment.hooks import Hook, TraceHash, hooks_of, overridden
 from parl_like.environment.stop_conditions import StopAfterSteps, StopCondition
 from parl_like.learning.model import Model
 from parl_like.learning.span import follow_run
-from parl_like.run.agent_pool import Crew, DriverOptions
+from parl_like.run.agent_pool import AgentPool, DriverOptions
 from parl_like.run.diagnosis import refuse_divergence, unless_nobody_asks, why_never_learned
 from parl_like.run.evaluation import EPISODE_LIMIT, FILM_LIMIT, Episodes, epochs, evaluators, gather, greedy_action, scored
 from parl_like.run.film import captioned
@@ -48,7 +48,7 @@ log = logging.getLogger(__name__)
 
 
 @public
-class Robot(Crew):
+class Robot(AgentPool):
     """Several computation tasks, many agents, one run loop.
 
     Args:
@@ -367,7 +367,7 @@ class Robot(Crew):
         helpers, done = [agent.helpers[task] for agent in self.agents], None
         first = helpers[0]
         if isinstance(first, OffPolicyHelper):
-            rows, done = first.lesson(batch_size) if batch_size else (first.rows_at(buffer.sample_indices(0)), None)
+            rows, done = first.draw(batch_size) if batch_size else (first.rows_at(buffer.sample_indices(0)), None)
         elif isinstance(first, OnPolicyHelper):
             if batch_size:
                 raise ValueError(f"update: task {task!r} learns on-policy, from all rows since the last time; leave batch_size "
@@ -426,8 +426,8 @@ class Robot(Crew):
         if episodes < 1:
             raise ValueError(f"evaluate: episodes is {episodes}; expected at least 1")
         n = min(n_agents or len(self.agents), episodes)
-        with evaluators(self, n, seed, self._evaluation_source(env), stop, max_episode_steps) as crew:
-            return scored(self, gather(crew, None, episodes))
+        with evaluators(self, n, seed, self._evaluation_source(env), stop, max_episode_steps) as pool:
+            return scored(self, gather(pool, None, episodes))
 
     def _evaluation_source(self, env: EnvSource) -> Any:
         """Of what evaluations make their environments: a factory, or an environment of the caller that is theirs for the time."""
@@ -449,9 +449,9 @@ class Robot(Crew):
             max_steps: Environment steps after which it stops, with the return so far; 0: at the end of the episode.
         """
         stop = StopAfterSteps(max_steps) if max_steps else None
-        with evaluators(self, 1, seed, self._evaluation_source(env), stop, max_episode_steps) as crew:
-            seen = gather(crew, None, 1, hook)
-            total = seen.returns[0] if seen.returns else crew.agents[0].env.episode_return
+        with evaluators(self, 1, seed, self._evaluation_source(env), stop, max_episode_steps) as pool:
+            seen = gather(pool, None, 1, hook)
+            total = seen.returns[0] if seen.returns else pool.agents[0].env.episode_return
             return total if np.ndim(total) else float(total)
 
     def play(self, path: str | Path, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0,

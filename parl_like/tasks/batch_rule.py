@@ -17,7 +17,7 @@ class BatchRule:
     Attributes:
         min_rows: None: wait for everybody who could come.
         max_rows: None: no bound.
-        max_wait: None: as long as it takes. In sync mode it also closes a lesson that others are still waited for; then two runs
+        max_wait: None: as long as it takes. In sync mode it also closes an update that others are still waited for; then two runs
             with one seed differ, for a clock has its say.
         max_queued: Waiting rows from which a training queue is full; None: no bound. (Each agent waits for its predictions, so
             their queue is bounded by the agents.)

@@ -1,4 +1,4 @@
-"""Driver: how the agents of a crew run, and how their requests travel. This page is the contract, `parl_like.drivers` keeps it,
+"""Driver: how the agents of a pool run, and how their requests travel. This page is the contract, `parl_like.drivers` keeps it,
 and `tests/test_transport.py` holds every driver to it."""
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def foreign(agent: Any) -> WrongCaller:
 
 class Driver(Protocol):
     """Made with whether the mode is sync, and two functions to call with an agent and an error: for what an agent's code raised,
-    and for a lesson that failed. What is written out here is for agents of this process, with their buffers.
+    and for an update that failed. What is written out here is for agents of this process, with their buffers.
 
     Attributes:
         agents: Those that were started and have not ended.
@@ -34,7 +34,7 @@ class Driver(Protocol):
         lock: Guards the queues, and is held where buffers are changed; None where one thread runs everything.
     """
 
-    crew: Any
+    pool: Any
     agents: list[Any]
     parked: list[Any]
     stopping: bool
@@ -58,7 +58,7 @@ class Driver(Protocol):
     def check_caller(self, agent: Any) -> None:
         """Raises WrongCaller where this code may not wait for a request of the agent: inside of a task, which would wait for
         itself or for another that waits for it; and in a thread that the agent has started, which nobody counts."""
-        for wrapper in self.crew.wrappers.values():
+        for wrapper in self.pool.wrappers.values():
             for queue in (wrapper.predictions, wrapper.trainings):
                 if queue.served_by == get_ident():
                     raise WrongCaller(f"{agent}: a helper was asked from inside of task {queue.task.name!r} ({queue.kind}), "
@@ -86,14 +86,14 @@ class Driver(Protocol):
         """Tells agents that are in other processes where schedules end (`parl_like.learning.span`)."""
         return
 
-    def make_agents(self, crew: Any, n: int) -> list[Any]:
-        """The `n` agents of a new crew, here or in other processes; not started yet.
+    def make_agents(self, pool: Any, n: int) -> list[Any]:
+        """The `n` agents of a new pool, here or in other processes; not started yet.
 
         Raises:
             ValueError, TypeError: an agent, an environment or a helper cannot be where this driver would run it.
         """
-        self.crew = crew
-        made: list[Any] = crew.make_agents(n)
+        self.pool = pool
+        made: list[Any] = pool.make_agents(n)
         return made
 
     def need_local(self, what: str, why: str) -> None:
@@ -173,25 +173,25 @@ class Driver(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Agents and buffers, while no agent runs."""
-        buffers = {f"buffer.{name}": buffer.state_dict() for name, buffer in self.crew.buffers.items()}
-        return {**buffers, "agents": {str(agent.index): agent.state_dict() for agent in self.crew.agents}}
+        buffers = {f"buffer.{name}": buffer.state_dict() for name, buffer in self.pool.buffers.items()}
+        return {**buffers, "agents": {str(agent.index): agent.state_dict() for agent in self.pool.agents}}
 
     def state_keys(self) -> set[str]:
         """The keys of `state_dict`."""
-        return {"agents", *(f"buffer.{name}" for name in self.crew.buffers)}
+        return {"agents", *(f"buffer.{name}" for name in self.pool.buffers)}
 
     def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raises a ValueError where agents or workers of a saved state are not those of this crew."""
-        same_agents(list(state["agents"]), self.crew.agents)
+        """Raises a ValueError where agents or workers of a saved state are not those of this pool."""
+        same_agents(list(state["agents"]), self.pool.agents)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict`, which may stand among other keys."""
-        formats = {name: helper.format for agent in self.crew.agents for name, helper in agent.helpers.items()}
-        for name, buffer in self.crew.buffers.items():
+        formats = {name: helper.format for agent in self.pool.agents for name, helper in agent.helpers.items()}
+        for name, buffer in self.pool.buffers.items():
             if name in formats:
                 formats[name].check_choices(state[f"buffer.{name}"])
             buffer.load_state_dict(state[f"buffer.{name}"])
-        for agent in self.crew.agents:
+        for agent in self.pool.agents:
             agent.load_state_dict(state["agents"][str(agent.index)])
             agent.fresh = True
 

@@ -79,7 +79,7 @@ class RequestQueue(ABC):
         """A run begins.
 
         Args:
-            sync: Training waits for its round; else a lesson whose rule names no `min_rows` waits for nobody.
+            sync: Training waits for its round; else an update whose rule names no `min_rows` waits for nobody.
             patience: Seconds that predictions stay open for agents that are busy, where the rule says nothing. They count from
                 the end of the batch before: the agents that it woke would else miss this one, and two halves would take turns.
         """
@@ -378,7 +378,7 @@ class TrainingQueue(RequestQueue):
 
     Attributes:
         last_result: Metrics of the newest training return.
-        env_steps: Of the crew whose requests these are.
+        env_steps: Of the pool whose requests these are.
     """
 
     kind = "learn"

@@ -27,9 +27,9 @@ from parl_like.learning.optimizer_steps import (
     Step,
     Stepper,
     has_modes,
-    lesson_return,
     own_parameters,
     set_mode,
+    update_return,
 )
 from parl_like.learning.parameter_owners import claim
 from parl_like.learning.saved_state import load_task_state, load_what_fits, task_state
@@ -60,7 +60,7 @@ class ComputationTask:
             who is waiting for prediction.
         on_error: What a failure of `learn` means: 'stop' ends the run, 'fail_batch' only raises in the agents that were served.
             A failure of `predict` always raises in the agents that were served.
-        max_skips: Lessons in a row that may pass without an optimiser step, because the loss or the gradient was no finite number
+        max_skips: Updates in a row that may pass without an optimiser step, because the loss or the gradient was no finite number
             (`learn`); the next one raises `Diverged`. 0: the first such step raises.
         bisect: A prediction that fails for several requests is tried again in halves, so that only those agents hear of the
             failure whose own rows fail. False: all members of the batch do.
@@ -76,8 +76,8 @@ class ComputationTask:
         version: Updates that changed its parameters, its own and those of tasks that share some.
         acting: Copies of the networks for predictions while learning runs beside them; None: predictions use the networks that
             learn.
-        learns: Lessons given. rows_learned: Their rows.
-        skipped: Optimiser steps that were left out so far. skips: Lessons in a row, up to now, in which all were.
+        learns: Updates given. rows_learned: Their rows.
+        skipped: Optimiser steps that were left out so far. skips: Updates in a row, up to now, in which all were.
         output_shapes: Of one row of each output of `predict`. policy_specs: those of `policy`, which helpers store.
         sharers: The tasks that share parameters with this one.
     """
@@ -113,7 +113,7 @@ class ComputationTask:
         self.predict_rule, self.training_rule, self.on_error = predict_rule, training_rule, on_error
         self.max_skips, self.bisect, self.serve, self.sync_every = max_skips, bisect, serve, sync_every
         self.asks, self.asked = tuple(asks), dict[str, ComputationTask]()
-        self._heard: dict[str, int] = {}  # the versions of those that this lesson has asked
+        self._heard: dict[str, int] = {}  # the versions of those that this update has asked
         self.acting: ActingCopies | None = None
         self._inference = torch.inference_mode()  # one for each lock that is held under it: making one would take 1 µs
         self.places = Places()
@@ -236,7 +236,7 @@ class ComputationTask:
 
         Args:
             inputs: Flat field name → [N, ...] array, by the names of `Model.inputs()`.
-            mode: 'collect', 'test', or 'update' for another task's lesson.
+            mode: 'collect', 'test', or 'update' for another task's update.
 
         Returns:
             Flat output name → [N, ...] NumPy array; never a tensor, so no gradient leaves the task.
@@ -291,7 +291,7 @@ class ComputationTask:
             raise SpecError(f"{self.owner()} asks {name!r}: expected rows of {expected}, got {got}")
         out, self._heard[name] = self.asked[name].act(rows, "update")
         if self.has_modes:
-            self._set_modes_of_lesson()  # again, where a network is of both
+            self._set_modes_of_update()  # again, where a network is of both
         # Those from a Ray actor are read-only, and tensors are made of these.
         return self._sent({field: np.require(value, requirements="W") for field, value in out.items()})
 
@@ -322,19 +322,19 @@ class ComputationTask:
         """One training request: process → minibatches × (learn, optimiser step) → post_process.
 
         A step whose loss or gradient is no finite number is left out: parameters, optimiser, and what the forward pass had put
-        into the networks' own statistics are as before it, bit for bit. It is counted (`skipped`) and logged; the lesson goes on.
+        into the networks' own statistics are as before it, bit for bit. It is counted (`skipped`) and logged; the update goes on.
 
         Args:
             rows: Flat field name → [N, ...] array.
 
         Returns:
-            Means of the scalars that `learn` returned, as floats; and arrays with N rows, put together where the lesson had
+            Means of the scalars that `learn` returned, as floats; and arrays with N rows, put together where the update had
             several minibatches (of several passes the last counts). Of the steps that were taken; where none was, of those that
             were left out, with 0 for what is no number in their arrays (such as priorities of rows). `left_out`: how many were,
             if any. `version/x`: that of the parameters with which task x, which was asked, answered last.
 
         Raises:
-            Diverged: no step could be taken, as in the `max_skips` lessons before.
+            Diverged: no step could be taken, as in the `max_skips` updates before.
         """
         algorithm, optimization = self.algorithm, self._optimization
         assert optimization is not None
@@ -362,7 +362,7 @@ class ComputationTask:
         elif left_out:
             self.skips += 1
             if self.skips > self.max_skips:
-                raise Diverged(f"{fault} ({self.skips} lessons in a row without a step)")
+                raise Diverged(f"{fault} ({self.skips} updates in a row without a step)")
         if taken or not left_out:
             self._in_update_mode(algorithm.post_process, batch)
             if not taken and type(algorithm).post_process is not Algorithm.post_process:
@@ -372,10 +372,10 @@ class ComputationTask:
             self.learns += 1
             self.rows_learned += n
         heard, self._heard = self._heard, {}
-        return {**lesson_return(self.owner(), n, taken, left_out), **{f"version/{name}": v for name, v in heard.items()}}
+        return {**update_return(self.owner(), n, taken, left_out), **{f"version/{name}": v for name, v in heard.items()}}
 
     def learn_row(self, row: Batch) -> Mapping[str, Any]:
-        """A lesson of one row without its axis, for a model of arrays: `process`, `learn`, `post_process`, and nothing beside.
+        """An update of one row without its axis, for a model of arrays: `process`, `learn`, `post_process`, and nothing beside.
 
         Returns:
             What `learn` returned.
@@ -438,7 +438,7 @@ class ComputationTask:
             self._count_skip(error)
         return values, changed, lost, error
 
-    def _set_modes_of_lesson(self) -> None:
+    def _set_modes_of_update(self) -> None:
         networks = self.algorithm.networks()
         for learns in (True, False):
             set_mode([part for name, part in networks.items() if (name not in self.algorithm.always_test) is learns], learns)
@@ -450,7 +450,7 @@ class ComputationTask:
             before, algorithm.mode = algorithm.mode, "update"
             try:
                 if self.has_modes:
-                    self._set_modes_of_lesson()
+                    self._set_modes_of_update()
                     if self.device.type == "cpu":
                         # Dropout knows only torch's global generator: it is lent a seed of the task's own one, from which the
                         # algorithm itself goes on drawing, and gets its state back.
@@ -534,7 +534,7 @@ class ComputationTask:
 def introduce(tasks: Mapping[str, ComputationTask]) -> None:
     """Lets the tasks of a robot meet those that they ask while they learn.
 
-    All that ask each other get one lock: two locks, each held by a lesson that waits for the other, cannot be.
+    All that ask each other get one lock: two locks, each held by an update that waits for the other, cannot be.
 
     Raises:
         KeyError: a task asks one that is not there. ValueError: tasks ask in a circle.

@@ -29,8 +29,8 @@ class Ticket:
         version: `ComputationTask.version` of the parameters that made the reply; of a training request, after it.
         queue: Where it was put.
         abandoned: Nobody waits for the reply any more.
-        steps: Of a lesson: its agent's steps since the last one, at least 1.
-        scheduled: Of a lesson: whether a schedule asked for it; else the agent itself did.
+        steps: Of an update: its agent's steps since the last one, at least 1.
+        scheduled: Of an update: whether a schedule asked for it; else the agent itself did.
         waiter, state, after: The driver's own.
     """
 
@@ -50,8 +50,8 @@ class Ticket:
     after: Ticket | None = None
 
     def waits_for(self, steps: int, due: bool) -> bool:
-        """Whether a lesson of a sync round waits for a learning agent that acts: one that has taken fewer `steps` since its own
-        last lesson; and, where a schedule asked for it, one whose schedule has a lesson `due`."""
+        """Whether an update of a sync round waits for a learning agent that acts: one that has taken fewer `steps` since its own
+        last update; and, where a schedule asked for it, one whose schedule has an update `due`."""
         return steps < self.steps or (due and self.scheduled)
 
 

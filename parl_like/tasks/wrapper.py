@@ -154,7 +154,7 @@ class Communicator:
         """`learn` without waiting, unless the queue is full (`BatchRule.max_queued`): then until it is served.
 
         Args:
-            steps, scheduled: Whom the lesson waits for, see `Ticket`.
+            steps, scheduled: Whom the update waits for, see `Ticket`.
 
         Raises:
             ValueError: no field, no row, or fields of different lengths, which would shift the rows of everybody behind them.

@@ -142,10 +142,10 @@ def world_model(
         return ComputationTask(algorithm, AgentHelper, train=False, **options), env
     batch, warmup, steps, beta = config.model_batch_size, config.model_warm_up_n, config.total_steps, config.priority_beta
     learn_every = max(round(batch * config.model_unroll_len / config.max_replay_ratio), 1)
-    lessons = max((steps - warmup) // learn_every, 1)
+    updates = max((steps - warmup) // learn_every, 1)
     first = beta + (1.0 - beta) * min(warmup / steps, 1.0)  # β follows real steps, and rises in the warmup, too
     pieces = max(-(-piece // learn_every), 1)
-    buffer = partial(PrioritizedReplayBuffer, alpha=config.priority_alpha, beta=Linear(first, 1.0, -(-lessons // buffers)),
+    buffer = partial(PrioritizedReplayBuffer, alpha=config.priority_alpha, beta=Linear(first, 1.0, -(-updates // buffers)),
                      ignore_obs_next=True)
     helper = partial(OffPolicyHelper, size=config.model_buffer_n // buffers, batch_size=batch, learn_every=learn_every * pieces,
                      updates=pieces, warmup=warmup // buffers, buffer=buffer, extras=shapes.extras())

@@ -105,7 +105,7 @@ class Config(PlanningConfig, frozen=True, kw_only=True):
     eval_options: dict[str, Any] = {}  # what differs where the robot is evaluated
     eval_explore: bool = True  # it is evaluated with drawn actions, not the best ones
     env_n: Positive = 16
-    # agents that wait for lessons act in step with them; auto: they do not where they are in workers, which is faster there
+    # agents that wait for updates act in step with them; auto: they do not where they are in workers, which is faster there
     mode: Literal["auto", "sync", "async"] = "auto"
     # where workers ask: networks of their own, with hidden states of their own, or those of the robot's process
     serve: Literal["replica", "central"] = "replica"
@@ -150,7 +150,7 @@ class Config(PlanningConfig, frozen=True, kw_only=True):
         return self.mode
 
     def robot_driver(self) -> Any:
-        """See `ExperimentConfig`. Where lessons are given all the time they have a core, and the workers the others."""
+        """See `ExperimentConfig`. Where updates are given all the time they have a core, and the workers the others."""
         driver = super().robot_driver()
         if isinstance(driver, str) or driver.workers or self.robot_mode() == "sync":
             return driver
@@ -228,7 +228,7 @@ class ThinkerOptions(PlanningConfig, frozen=True, kw_only=True):
     return_x: bool = False
     sokoban_pomdp: bool = False
     min_replay_ratio: Weight = 4.0
-    buffer_traj_len: Positive = 1  # steps of each environment that come into use together; lessons come in as large pieces
+    buffer_traj_len: Positive = 1  # steps of each environment that come into use together; updates come in as large pieces
     profile: bool = False  # print where the time of the steps went, when the environment is closed
     xpid: str = ""  # name of the run; empty: thinker-DATE-TIME, which is printed
     savedir: str = "logs"  # the run's files are in savedir/xpid; empty: there are none

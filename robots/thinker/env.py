@@ -90,7 +90,7 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
                 model's policy with require_prob; without it the actions are, and this is not read.
 
         Raises:
-            TaskFailed: learning failed, with parallel=True an earlier lesson. AgentFailed: an environment or the model raised.
+            TaskFailed: learning failed, with parallel=True an earlier update. AgentFailed: an environment or the model raised.
         """
         self._check_open()
         if self._obs is None:
@@ -130,7 +130,7 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         return 0 if self.robot is None else self.robot.env_steps + getattr(self._task, "others", 0)
 
     def status(self) -> dict[str, Any]:
-        """`processed_n` real steps so far, `model_warm_up_n` before the first lesson (also as `warm_up_n`), whether learning is
+        """`processed_n` real steps so far, `model_warm_up_n` before the first update (also as `warm_up_n`), whether learning is
         `running` or has come to its `finish`, and `replay_ratio`, steps learned from per real step after the warm-up. Of a shared
         model: of all its makers."""
         o, n, warm, updates = self.options, self.real_steps, self.options.model_warm_up_n, 0
@@ -143,11 +143,11 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
                 "finish": finish, "replay_ratio": ratio}
 
     def save(self) -> Path:
-        """Writes the checkpoint of the run; episodes go on. A lesson that is open is waited for.
+        """Writes the checkpoint of the run; episodes go on. An update that is open is waited for.
 
         Raises:
             ValueError: there is no folder. OSError: the disk refuses; the checkpoint before is intact. TaskFailed: the open
-                lesson failed.
+                update failed.
         """
         if self.folder is None or self.robot is None:
             raise ValueError("thinker: there is no place for a checkpoint; make with xpid (and savedir), and a model that learns")
@@ -187,7 +187,7 @@ class ModelLog:
     """`logs_model.csv`: how the learning of the world model goes, a row every `EVERY_S` seconds.
 
     Columns: `_tick`, the row; `_time`, seconds since 1970; `step`, updates of the model; `real_step`; then the metrics of the
-    last lesson as `model/…`.
+    last update as `model/…`.
     """
 
     EVERY_S = 5.0

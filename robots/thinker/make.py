@@ -228,7 +228,7 @@ def _robot(
         raise ConfigError(f"thinker.make: {error}") from None
     if note := note_on_frames(frames):
         print(note)
-    # A lesson that fails in its thread is told by the next step that teaches, so nothing is stopped for it.
+    # An update that fails in its thread is told by the next step that teaches, so nothing is stopped for it.
     task, planning = world_model(
         o, envs.single_observation_space, envs.single_action_space, perfect=perfect, return_h=o.return_h, return_x=o.return_x,
         frame_stack=frames, learns=o.train_model, on_error="fail_batch", piece=o.buffer_traj_len * n,

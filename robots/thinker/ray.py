@@ -23,7 +23,7 @@ from gymnasium.vector import VectorEnv
 
 from parl_like.drivers.ray.connection import CONNECTION, STORE, the_ray
 from parl_like.drivers.ray.resources import ActorResources
-from parl_like.drivers.ray.tasks import LESSONS, Here, RayTask, TaskActor, result_of, start
+from parl_like.drivers.ray.tasks import UPDATES, Here, RayTask, TaskActor, result_of, start
 from parl_like.lab.config import resolve
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.robots.thinker.config import CLUSTER, ThinkerOptions, layer, published
@@ -66,7 +66,7 @@ class ModelActor(TaskActor):
     def serve(self, rank: int, steps: int, method: str, arguments: tuple[Any, ...],
               options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """A call of a maker that has made so many real steps: the learning rate follows those of all."""
-        if rank != NOBODY:  # a lesson may be heard after calls that were made after it
+        if rank != NOBODY:  # an update may be heard after calls that were made after it
             self.steps[rank] = steps if method == "load_state_dict" else max(steps, self.steps[rank])
         if method == "load_state_dict":
             self.left = arguments[0].get("others", 0)
@@ -104,7 +104,7 @@ class SharedTask(RayTask):
         self.places = _SharedPlaces(self)
 
     def _send(self, method: str, *arguments: Any, **options: Any) -> Any:
-        call = self._actor.serve.options(concurrency_group=LESSONS) if method == "learn" else self._actor.serve
+        call = self._actor.serve.options(concurrency_group=UPDATES) if method == "learn" else self._actor.serve
         return call.remote(self.rank, self._env_steps, method, arguments, options)
 
     def _note(self, facts: Mapping[str, Any]) -> None:

@@ -85,7 +85,7 @@ class Count(gym.Env):
 
 
 def test_a_learner_without_priorities_refuses_a_prioritised_buffer_when_the_robot_is_built():
-    """Before, its first lesson did."""
+    """Before, its first update did."""
     spaces = dict(obs=Count.observation_space, act=Count.action_space)
     for algorithm, model in ((QLearning, QTable), (BC, MLPActorCritic)):
         task = ComputationTask(create_algorithm_func(model, spaces, algorithm, {}),

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from value_rows import ACT, MASKED, OBS, Fixed, after_lessons, batch_of, hand_rows, rows
+from value_rows import ACT, MASKED, OBS, Fixed, after_updates, batch_of, hand_rows, rows
 
 from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import DQN, BootstrappedDQN
@@ -42,7 +42,7 @@ def test_targets_loss_and_priorities_by_hand():
 def test_one_head_that_has_every_row_is_dqn(obs):
     model = MLPQ(obs, ACT, (8,))
     legal = {"obs.mask": np.ones((8, 4), np.int8)} if obs is MASKED else {}  # what was done was legal
-    one, other = after_lessons(BootstrappedDQN(copy.deepcopy(model), share=1.0, target_period=5, n_step=2),
+    one, other = after_updates(BootstrappedDQN(copy.deepcopy(model), share=1.0, target_period=5, n_step=2),
                                DQN(model, target_period=5, n_step=2), n_step=2, masked=obs is MASKED, number=np.arange(8),
                                weight=np.linspace(0.5, 1.0, 8, dtype=np.float32), **legal)
     assert one == other

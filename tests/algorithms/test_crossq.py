@@ -91,7 +91,7 @@ def test_both_halves_are_normalised_together():
     assert all(torch.equal(*pair) for pair in zip(one.joint_q(obs, act, obs + 9, -act), whole.chunk(2, 1), strict=True))
 
 
-def test_a_lesson_is_one_pass_of_the_rows_and_of_what_follows():
+def test_an_update_is_one_pass_of_the_rows_and_of_what_follows():
     """Its loss is made of the two halves of that pass; their statistics are those of both."""
     task = ComputationTask(CrossQ(model(), gamma=0.5, alpha=0.25, learn_alpha=False, lr=0.0))
     algorithm, network = task.algorithm, task.algorithm.model
@@ -115,7 +115,7 @@ def equal(one, other):
     return all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_only_the_critics_lesson_moves_the_statistics():
+def test_only_the_critics_update_moves_the_statistics():
     task = ComputationTask(CrossQ(model(), delay=1))
     network, seen = task.algorithm.model, []
     plain = network.q

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from value_rows import ACT, MASKED, OBS, Fixed, after_lessons, batch_of, hand_rows, rows
+from value_rows import ACT, MASKED, OBS, Fixed, after_updates, batch_of, hand_rows, rows
 
 from parl_like import ComputationTask
 from parl_like.algorithms import C51, DQN, FQF, IQN, QRDQN, Rainbow
@@ -107,12 +107,12 @@ def test_rainbow_is_c51_with_its_parts_and_dqn_without_all_of_them():
     torch.manual_seed(0)
     model = MLPCategoricalQ(OBS, ACT, (8,), noisy=0.5, dueling=True)
     weight = np.linspace(0.5, 1.0, 8).astype(np.float32)
-    one, other = after_lessons(Rainbow(copy.deepcopy(model), target_period=5), C51(model, n_step=3, target_period=5), n_step=3,
+    one, other = after_updates(Rainbow(copy.deepcopy(model), target_period=5), C51(model, n_step=3, target_period=5), n_step=3,
                                weight=weight)
     assert one == other
     model = MLPQ(OBS, ACT, (8,))
     off = {"n_step": 1, "double": False, "target_period": 5}
-    one, other = after_lessons(Rainbow(copy.deepcopy(model), **off), DQN(model, **off))
+    one, other = after_updates(Rainbow(copy.deepcopy(model), **off), DQN(model, **off))
     assert one == other
 
 
@@ -134,9 +134,9 @@ def test_qr_dqn_worked_out_by_hand():
 def test_qr_dqn_with_one_quantile_is_dqn():
     """At the median both errors weigh ½: so its rows count twice."""
     model = MLPQ(OBS, ACT, (8,))
-    one, = after_lessons(QRDQN(copy.deepcopy(model), target_period=5), weight=np.full(8, 2.0, np.float32))
-    other, = after_lessons(DQN(copy.deepcopy(model), target_period=5), weight=np.ones(8, np.float32))
-    third, = after_lessons(QRDQN(model, target_period=5), weight=np.ones(8, np.float32))
+    one, = after_updates(QRDQN(copy.deepcopy(model), target_period=5), weight=np.full(8, 2.0, np.float32))
+    other, = after_updates(DQN(copy.deepcopy(model), target_period=5), weight=np.ones(8, np.float32))
+    third, = after_updates(QRDQN(model, target_period=5), weight=np.ones(8, np.float32))
     assert one == other != third
 
 
@@ -155,7 +155,7 @@ def test_iqn_at_fixed_midpoints_is_qr_dqn():
 
     torch.manual_seed(0)
     model = Implicit(OBS, ACT, (8,), heads=5)
-    one, other = after_lessons(AtMidpoints(copy.deepcopy(model), n=5, n_target=5, target_period=5), QRDQN(model, target_period=5))
+    one, other = after_updates(AtMidpoints(copy.deepcopy(model), n=5, n_target=5, target_period=5), QRDQN(model, target_period=5))
     assert one == other
 
 
@@ -309,7 +309,7 @@ def test_fqf_with_even_fractions_is_iqn_at_midpoints():
     model.proposal.weight.data.zero_()
     fixed = AtMidpoints(copy.deepcopy(model), n=4, n_target=4, target_period=5, max_grad_norm=None)
     fixed.model.proposal.requires_grad_(False)
-    one, other = after_lessons(FQF(model, fraction_lr=0.0, entropy=0.0, target_period=5, max_grad_norm=None), fixed)
+    one, other = after_updates(FQF(model, fraction_lr=0.0, entropy=0.0, target_period=5, max_grad_norm=None), fixed)
     assert one == other
 
 

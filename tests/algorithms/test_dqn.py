@@ -76,23 +76,23 @@ def test_the_target_follows_every_few_steps_or_a_little_at_each():
     algorithm.model.table.data += 1.0
 
 
-    def lesson(algorithm, steps):
+    def update(algorithm, steps):
         algorithm.process(rows_of())
         algorithm.updates += steps
         algorithm.post_process(Batch())
 
     for _ in range(2):
-        lesson(algorithm, 1)
+        update(algorithm, 1)
         assert torch.equal(algorithm.target.table, begin)
-    lesson(algorithm, 2)  # past the third
+    update(algorithm, 2)  # past the third
     assert torch.equal(algorithm.target.table, algorithm.model.table)
     algorithm.model.table.data += 1.0
-    lesson(algorithm, 1)
+    update(algorithm, 1)
     assert not torch.equal(algorithm.target.table, algorithm.model.table)
     for steps, share in ((1, 0.25), (2, 0.4375)):
         algorithm = DQN(Table(), tau=0.25)
         algorithm.model.table.data += 1.0
-        lesson(algorithm, steps)
+        update(algorithm, steps)
         torch.testing.assert_close(algorithm.target.table.detach(), begin.detach() + share)
 
 

@@ -39,7 +39,7 @@ class Point(Model):
         return out, {}
 
 
-def lesson(scores, episodes=1):
+def update(scores, episodes=1):
     """The rows of a generation, in any order."""
     n = len(scores)
     order = np.random.default_rng(0).permutation(n * episodes)
@@ -76,7 +76,7 @@ def test_the_first_step_of_es_by_hand():
     task = task_of(ES, population=4, std=0.5, lr=0.1)
     noise, scores = offsets(task), np.array([3.0, 1.0, 2.0, 0.0])
     slope = torch.tensor([0.5, -1 / 6, 1 / 6, -0.5]) @ noise / (4 * 0.25)
-    result = task.learn(lesson(scores))
+    result = task.learn(update(scores))
     np.testing.assert_allclose(theta(task), 0.1 * torch.sign(slope), rtol=1e-3)
     assert result["slope"] == pytest.approx(slope.norm().item(), rel=1e-5) and (result["score"], result["best_score"]) == (1.5, 3)
     assert torch.equal(task.algorithm._candidates.table[-1], theta(task)) and task.version == task.algorithm.updates == 1
@@ -90,7 +90,7 @@ def test_a_generation_of_cem_by_hand():
     task = task_of(CEM, population=4, elite=0.5, extra=Linear(0.25, 0.0, 2))
     table = task.algorithm._candidates.table.clone()
     best = table[[1, 3]]
-    result = task.learn(lesson([0.0, 2.0, 1.0, 3.0]))
+    result = task.learn(update([0.0, 2.0, 1.0, 3.0]))
     torch.testing.assert_close(theta(task), best.mean(0))
     expected = ((best[0] - best[1]).square() / 4 + 0.25).sqrt()
     torch.testing.assert_close(task.algorithm._candidates.std, expected)
@@ -102,10 +102,10 @@ def test_a_step_of_ars_by_hand():
     average; σ_R = 1.5, the step −3 / 1.5 · ε."""
     task = task_of(ARS, population=4, std=0.5, lr=0.1, top=0.5)
     noise = offsets(task)[1] / 0.5
-    task.learn(lesson([4.0, 2.0, 3.5, 5.0]))
+    task.learn(update([4.0, 2.0, 3.5, 5.0]))
     torch.testing.assert_close(theta(task), 0.1 * (2.0 - 5.0) / 1.5 * noise)
     task = task_of(ARS, population=4, lr=0.1)
-    task.learn(lesson([1.0, 1.0, 1.0, 1.0]))
+    task.learn(update([1.0, 1.0, 1.0, 1.0]))
     assert not theta(task).any()  # nothing was better than anything
 
 
@@ -116,7 +116,7 @@ def test_each_finds_the_top_of_a_hill(kind):
     task = task_of(kind, population=20, **options)
     goal = torch.tensor([0.5, -1.0])
     for _ in range(60):
-        task.learn(lesson(-(task.algorithm._candidates.table[:-1] - goal).square().sum(1).numpy()))
+        task.learn(update(-(task.algorithm._candidates.table[:-1] - goal).square().sum(1).numpy()))
     assert (theta(task) - goal).abs().max() < 0.1
 
 
@@ -130,7 +130,7 @@ def test_what_others_change_meanwhile_is_kept(kind):
         with torch.no_grad():
             shared.algorithm.model.theta += change
         for task in (alone, shared):
-            task.learn(lesson([0.0, 2.0, 1.0, 3.0]))
+            task.learn(update([0.0, 2.0, 1.0, 3.0]))
         torch.testing.assert_close(theta(shared), theta(alone) + generation * change, atol=1e-6, rtol=1e-6)
         assert torch.equal(shared.algorithm._candidates.table[-1], theta(shared))
         assert kind is not CEM or torch.equal(theta(alone), best.mean(0))
@@ -141,7 +141,7 @@ def test_a_clone_that_is_newly_initialised_searches_around_its_own_parameters(ki
     """With the deviation of the beginning, however far the search was."""
     torch.manual_seed(0)
     task = ComputationTask(kind(MLPActorCritic(OBS, BOX, hidden=[4]), population=10, std=0.25))
-    task.learn(lesson(np.arange(10.0)))
+    task.learn(update(np.arange(10.0)))
     before = task.algorithm._candidates.table.clone()
     same, new = task.algorithm.clone(), task.algorithm.clone(copy=False)
     center, table = new.center().detach(), new._candidates.table
@@ -163,35 +163,35 @@ def test_the_score_of_a_candidate_is_the_mean_of_its_episodes():
 def test_several_episodes_count_by_their_mean_and_nothing_is_learned_where_one_is_missing(kind):
     scores = np.random.default_rng(0).normal(size=10)
     one, three = task_of(kind, population=10), task_of(kind, population=10)
-    one.learn(lesson(scores))
-    three.learn(lesson(scores - 1.0, 3))  # of 3 episodes with 0, 1 and 2 more
+    one.learn(update(scores))
+    three.learn(update(scores - 1.0, 3))  # of 3 episodes with 0, 1 and 2 more
     torch.testing.assert_close(theta(one), theta(three), atol=1e-5, rtol=1e-5)
-    rows = {name: column[:-2] for name, column in lesson(scores, 3).items()}
+    rows = {name: column[:-2] for name, column in update(scores, 3).items()}
     before = theta(one)
     assert one.learn(rows) == {} and one.learns == 1 and torch.equal(theta(one), before)
-    rows = lesson(scores, 3)
+    rows = update(scores, 3)
     first = rows["episode"] == 0  # of every candidate, as when the agents with all the other episodes were told to leave them
     assert one.learn({name: column[first] for name, column in rows.items()}) == {} and torch.equal(theta(one), before)
 
 
 @each
-def test_lessons_of_a_restored_task_are_the_same(kind):
+def test_updates_of_a_restored_task_are_the_same(kind):
     task, other = task_of(kind, population=10), task_of(kind, population=10)
     rng = np.random.default_rng(0)
     for _ in range(3):
-        task.learn(lesson(rng.normal(size=10)))
+        task.learn(update(rng.normal(size=10)))
     other.load_state_dict(task.state_dict())
     assert torch.equal(offsets(task), offsets(other))
     scores = rng.normal(size=10)
     for one in (task, other):
-        one.learn(lesson(scores))
+        one.learn(update(scores))
     assert torch.equal(theta(task), theta(other)) and torch.equal(offsets(task), offsets(other))
 
 
 def test_the_global_generators_are_left_alone():
     task = task_of(CEM, population=10)
     state = torch.get_rng_state()
-    task.learn(lesson(np.arange(10.0)))
+    task.learn(update(np.arange(10.0)))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -300,7 +300,7 @@ def test_what_only_later_steps_read_is_searched_too(name, kind):
     task = ComputationTask(kind(RECURRENT[name](), population=6, **({"elite": 0.5} if kind is CEM else {})))
     parameters = {name: p for name, p in task.algorithm.model.named_parameters() if p.requires_grad}
     before = {name: p.detach().clone() for name, p in parameters.items()}
-    task.learn(lesson(np.arange(6.0)))
+    task.learn(update(np.arange(6.0)))
     still = {name for name, p in parameters.items() if torch.equal(p, before[name])}
     assert still == {name for name in parameters if name.startswith("critic")}
 

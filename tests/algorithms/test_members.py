@@ -88,7 +88,7 @@ NATURAL, EPOCHS, SEARCH = dict(value_epochs=2, value_minibatches=2), dict(epochs
 MEMBERS = {
     "A2C": (UNROLL, {}, {}), "PPO": (UNROLL, EPOCHS, {}), "VMPO": (UNROLL, EPOCHS, {}),
     "REINFORCE": (EPISODES, dict(baseline=True), {}),
-    "PPG": (UNROLL, dict(policy_lessons=2, aux_epochs=1, aux_minibatches=2, minibatches=2), dict(auxiliary=True)),
+    "PPG": (UNROLL, dict(policy_updates=2, aux_epochs=1, aux_minibatches=2, minibatches=2), dict(auxiliary=True)),
     "IMPALA": (POLICY, {}, {}), "APPO": (POLICY, EPOCHS, {}), "NPG": (UNROLL, NATURAL, {}), "TRPO": (UNROLL, NATURAL, {}),
     "ES": (PopulationHelper, SEARCH, {}), "ARS": (PopulationHelper, SEARCH, {}),
     "CEM": (PopulationHelper, {**SEARCH, "elite": 0.5}, {}),
@@ -117,14 +117,14 @@ def numbers(tasks):
 
 
 def watched(robot):
-    """The robot's lessons from now on, by task: their rows and what they returned, and the parameters of any task that they have
+    """The robot's updates from now on, by task: their rows and what they returned, and the parameters of any task that they have
     moved. All that they bring has to be finite."""
-    lessons, moved = {name: [] for name in robot.tasks}, {name: set() for name in robot.tasks}
+    updates, moved = {name: [] for name in robot.tasks}, {name: set() for name in robot.tasks}
     for name, task in robot.tasks.items():
-        def learn(lesson, name=name, task=task, plain=task.learn):
-            rows, before = {field: column.copy() for field, column in lesson.items()}, numbers(robot.tasks)
-            result = plain(lesson)
-            lessons[name].append((rows, result))
+        def learn(update, name=name, task=task, plain=task.learn):
+            rows, before = {field: column.copy() for field, column in update.items()}, numbers(robot.tasks)
+            result = plain(update)
+            updates[name].append((rows, result))
             after = numbers(robot.tasks)
             assert all(np.isfinite(value).all() for value in result.values()), result
             networks = task.algorithm.networks().values()
@@ -133,13 +133,13 @@ def watched(robot):
             moved[name] |= {key for key, value in after.items() if not torch.equal(value, before[key])}
             return result
         task.learn = learn
-    return lessons, moved
+    return updates, moved
 
 
 @pytest.mark.parametrize("name", ["A2C", "PPG", "REINFORCE", "VMPO", "IMPALA", "APPO", "ES", "CEM", "ARS", "recurrent PPO",
                                   "recurrent A2C", "NPG", "TRPO"])
 def test_a_member_shares_a_trunk_with_another_task(name):
-    """Lessons of either move the trunk, which is one object, and no parameter that is the other's alone."""
+    """Updates of either move the trunk, which is one object, and no parameter that is the other's alone."""
     trunk = Shared(Trunk, Narrow.observation_space, (8,))
     spaces = dict(obs=Narrow.observation_space, act=Narrow.action_space)
     other = create_algorithm_func(Dynamics, {**spaces, "trunk": trunk, "hidden": (8,)}, DynamicsLearner, dict(lr=0.01))
@@ -167,12 +167,12 @@ def test_a_member_learns_from_a_vector_environment(name):
     """From whole rows of each of its environments, whose episodes have different lengths, with a time limit no end."""
     env = partial(SyncVectorEnv, [partial(Lane, lane, length) for lane, length in enumerate(LENGTHS)])
     with Robot(env, agent=VectorAgent, tasks={"RL": task_of(name, Lane(0, 2))}, seed=0) as robot:
-        lessons, moved = watched(robot)
+        updates, moved = watched(robot)
         robot.run(StopAfterSteps(300))
         task = robot.tasks["RL"]
         assert task.learns > 5 and not task.skipped and moved["RL"] == set(numbers(robot.tasks))
         n_step, seen, cut = task.algorithm.window.n_step, set(), set()
-        for rows, _ in lessons["RL"]:
+        for rows, _ in updates["RL"]:
             obs, after, lengths = rows["obs"], rows["obs_next"], np.array(LENGTHS)[rows["obs"][:, 0].astype(int)]
             steps = rows["valid"] if n_step > 1 else np.ones(len(obs))
             assert (after[:, 0] == obs[:, 0]).all() and (after[:, 1] == obs[:, 1] + steps).all() and not rows["terminated"].any()
@@ -188,12 +188,12 @@ def test_a_member_takes_no_illegal_action(name):
     """Not in hundreds of steps of an environment that raises on one. Each row that is learned from has the mask of its own step,
     though the environment has changed the array since, and the policy that learns is one over the legal actions, too."""
     with Robot(Narrow, tasks={"RL": task_of(name, Narrow)}, n_agents=2, seed=0) as robot:
-        lessons, moved = watched(robot)
+        updates, moved = watched(robot)
         robot.run(StopAfterSteps(600))
         task = robot.tasks["RL"]
         assert task.learns > 20 and not task.skipped and moved["RL"] == set(numbers(robot.tasks))
         legal = []
-        for rows, result in lessons["RL"]:
+        for rows, result in updates["RL"]:
             for when in ("obs", "obs_next"):
                 assert (rows[f"{when}.mask"] == (rows[f"{when}.shown"] > 0)).all()
             assert rows["obs.mask"][np.arange(len(rows["act"])), rows["act"]].all()

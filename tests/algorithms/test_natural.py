@@ -219,7 +219,7 @@ def test_models_that_cannot_be_are_refused():
             TRPO(MLPActorCritic(OBS, TWO), **options)
 
 
-def test_a_lesson_of_numbers_that_are_not_finite_moves_nothing_and_a_restored_task_goes_on_alike():
+def test_an_update_of_numbers_that_are_not_finite_moves_nothing_and_a_restored_task_goes_on_alike():
     task, other = task_of(TRPO), task_of(TRPO)
     for step in range(3):
         task.learn(rows(seed=step))

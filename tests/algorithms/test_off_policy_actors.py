@@ -267,7 +267,7 @@ def test_they_learn_actions_of_any_shape_and_bounds(algorithm, policy):
     lambda: MPO(MLPActorQ(OBS, ACT, (8,)), n_step=1, target_period=2),
 ])  # fmt: skip
 def test_a_checkpoint_holds_all_of_them(make):
-    """Targets, every optimiser, the temperature and the generator: the same lessons lead to the same numbers, bit for bit."""
+    """Targets, every optimiser, the temperature and the generator: the same updates lead to the same numbers, bit for bit."""
     task, other = ComputationTask(make()), ComputationTask(make())
     for seed in range(3):
         task.learn(rows(seed=seed))

@@ -40,7 +40,7 @@ def same(one, other, **tolerance):
 
 
 def test_without_an_auxiliary_phase_it_is_ppo():
-    ppg, ppo, other = task_of(policy_lessons=100), task_of(PPO, epochs=1), task_of(policy_lessons=3)
+    ppg, ppo, other = task_of(policy_updates=100), task_of(PPO, epochs=1), task_of(policy_updates=3)
     for step in range(20):
         for task in (ppg, ppo, other):
             task.learn(rows(seed=step))
@@ -60,8 +60,8 @@ def test_the_auxiliary_loss_by_hand():
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_a_phase_follows_so_many_lessons_and_has_the_rows_of_all(nested):
-    task = task_of(obs=NESTED if nested else OBS, policy_lessons=3, aux_epochs=2, aux_minibatches=4)
+def test_a_phase_follows_so_many_updates_and_has_the_rows_of_all(nested):
+    task = task_of(obs=NESTED if nested else OBS, policy_updates=3, aux_epochs=2, aux_minibatches=4)
     updates, plain, seen, sizes = [], task.algorithm.learn, [], set()
 
     def learn(batch):
@@ -81,19 +81,19 @@ def test_a_phase_follows_so_many_lessons_and_has_the_rows_of_all(nested):
     assert len(seen) == 4 * 72 and seen[:72] != seen[72:144]
 
 
-def test_an_auxiliary_phase_has_all_lessons_and_the_policy_of_its_beginning():
-    """Each of its steps against the formula: rows and returns of three lessons, π_old = π before the first step, about (0.9, 0.1)
+def test_an_auxiliary_phase_has_all_updates_and_the_policy_of_its_beginning():
+    """Each of its steps against the formula: rows and returns of three updates, π_old = π before the first step, about (0.9, 0.1)
     here. It moves far, so that no other policy gives these divergences."""
-    task = task_of(policy_lessons=3, aux_epochs=2, aux_minibatches=3, clone=2.0, lr=0.03)
-    algorithm, model, lessons, steps = task.algorithm, task.algorithm.model, [], []
+    task = task_of(policy_updates=3, aux_epochs=2, aux_minibatches=3, clone=2.0, lr=0.03)
+    algorithm, model, updates, steps = task.algorithm, task.algorithm.model, [], []
     with torch.no_grad():
         model.head.linear.weight *= 3
         model.head.linear.bias += torch.tensor([2.0, 0.0])
     process, learn = algorithm.process, algorithm.learn
 
     def processed(batch):
-        lessons.append(process(batch))
-        return lessons[-1]
+        updates.append(process(batch))
+        return updates[-1]
 
     def learned(batch):
         before, result = model.clone(), learn(batch)
@@ -105,7 +105,7 @@ def test_an_auxiliary_phase_has_all_lessons_and_the_policy_of_its_beginning():
     for seed in range(3):
         task.learn(rows(seed=seed))
     obs = torch.from_numpy(np.concatenate([rows(seed=seed)["obs"] for seed in range(3)]))
-    returns = torch.cat([lesson.returns for lesson in lessons])
+    returns = torch.cat([update.returns for update in updates])
     with torch.no_grad():
         old = torch.softmax(steps[0][0].policy(obs)[0]["logits"], -1)
         assert len(steps) == 6 and old[:, 0].mean() > 0.8
@@ -124,7 +124,7 @@ def test_an_auxiliary_phase_has_all_lessons_and_the_policy_of_its_beginning():
 def test_the_divergence_holds_the_policy_where_it_was():
     moved = []
     for clone in (0.0, 100.0):
-        task = task_of(policy_lessons=1, aux_epochs=20, clone=clone)
+        task = task_of(policy_updates=1, aux_epochs=20, clone=clone)
         task.algorithm.clip = 0.0  # a policy phase that hardly moves it
         obs = torch.from_numpy(rows()["obs"])
         before = task.algorithm.model.clone()
@@ -136,7 +136,7 @@ def test_the_divergence_holds_the_policy_where_it_was():
 
 
 def test_a_phase_that_is_half_over_is_saved():
-    task, other = task_of(policy_lessons=3), task_of(policy_lessons=3)
+    task, other = task_of(policy_updates=3), task_of(policy_updates=3)
     for step in range(2):
         task.learn(rows(seed=step))
     other.load_state_dict(task.state_dict())
@@ -151,7 +151,7 @@ def test_models_that_cannot_be_are_refused():
         ComputationTask(PPG(MLPActorCritic(OBS, TWO)))
     with pytest.raises(TypeError, match="RecurrentActorCritic has a memory"):
         PPG(RecurrentActorCritic(OBS, TWO))
-    with pytest.raises(ValueError, match="policy_lessons is 0; expected at least 1"):
-        PPG(MLPActorCritic(OBS, TWO, auxiliary=True), policy_lessons=0)
+    with pytest.raises(ValueError, match="policy_updates is 0; expected at least 1"):
+        PPG(MLPActorCritic(OBS, TWO, auxiliary=True), policy_updates=0)
     image = gym.spaces.Box(0, 255, (8, 8, 3), np.uint8)
     ComputationTask(PPG(ConvActorCritic(image, TWO, features=8, auxiliary=True)))

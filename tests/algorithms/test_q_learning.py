@@ -48,7 +48,7 @@ def rows(*transitions):
 def test_values_worked_out_by_hand():
     task = ComputationTask(q_func())
     out = task.learn(rows((5, 1, 1, 6, True), (4, 1, 0, 5, False)))
-    # Both targets are those before the lesson: 1, and ½ · 0.
+    # Both targets are those before the update: 1, and ½ · 0.
     assert task.algorithm.model.table[4:6, 1].tolist() == [0.0, 0.5] and out["td"].tolist() == [1.0, 0.0]
     task.learn(rows((4, 1, 0, 5, False), (4, 1, 0, 5, False)))
     # ½ · (½ · ½ − 0) = ⅛, and that twice. Nothing else has changed.
@@ -341,7 +341,7 @@ def test_what_does_not_fit_is_refused_and_nothing_is_learned():
 # ------------------------------------------------------------------------------------------------- a model like another
 
 
-def test_a_lesson_that_leaves_no_numbers_is_taken_back():
+def test_an_update_that_leaves_no_numbers_is_taken_back():
     task = ComputationTask(q_func())
     task.learn(rows((5, 1, 1, 6, True)))
     before = task.algorithm.model.table.copy()

@@ -256,7 +256,7 @@ def test_a_robot_whose_memory_is_attention_learns_from_sequences_with_a_burn_in(
 
 
 def test_tests_act_without_noise():
-    """Those who collect have that of the last lesson, also after a test."""
+    """Those who collect have that of the last update, also after a test."""
     trunk = MLP([3, 8], noisy=3.0, activate_last=True)
     task = ComputationTask(R2D2(RecurrentQ(OBS, ACT, (8,), size=8, trunk=trunk), n_step=1, sequence=2, burn_in=0))
     flat = {name: column.reshape(4, 2, *column.shape[1:]) for name, column in rows().items()}

@@ -144,7 +144,7 @@ def test_dropout_comes_before_the_layer_norm():
     assert all(len(row.unique()) < 60 for row in seen[0].flatten(0, 1))  # what was left out is one number
 
 
-def test_dropout_is_in_every_lesson_and_nowhere_else():
+def test_dropout_is_in_every_update_and_nowhere_else():
     task = ComputationTask(DroQ(MLPActorQ(OBS, ACT, (32,), dropout=0.5, layer_norm=True), lr=0.0))
     obs, act = torch.zeros(4, 3), torch.zeros(4, 2)
     model, seen = task.algorithm.model, []

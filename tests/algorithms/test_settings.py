@@ -21,7 +21,7 @@ from parl_like.models.dynamics import Dynamics, EnsembleDynamics, Trunk
 from parl_like.models.thinker_net import ThinkerNet
 from parl_like.robots.single import USUAL
 
-N_LESSONS = 4
+N_UPDATES = 4
 
 
 class World(gym.Env):
@@ -51,7 +51,7 @@ class World(gym.Env):
 OPTIONS = {
     "DQN": dict(target_period=3, lr=0.05), "C51": dict(lr=0.3), "R2D2": dict(sequence=4, burn_in=2), "MPO": dict(target_period=2),
     "PPO": dict(epochs=2, minibatches=2, kl_weight=0.1, dual_clip=2.0, value_clip=0.1, clip=0.05, lr=0.01, adaptive_kl=1e-4),
-    "PPG": dict(epochs=2, minibatches=2, policy_lessons=2, aux_epochs=1, aux_minibatches=2, clip=0.05, lr=0.01),
+    "PPG": dict(epochs=2, minibatches=2, policy_updates=2, aux_epochs=1, aux_minibatches=2, clip=0.05, lr=0.01),
     "APPO": dict(c_bar=0.05), "IMPALA": dict(c_bar=0.05, return_norm="targets", norm_floor=3.0),
     "VMPO": dict(epochs=2, minibatches=2), "TRPO": dict(delta=10.0), "NPG": dict(value_epochs=1, value_minibatches=2),
     "ES": dict(population=4), "ARS": dict(population=4), "CEM": dict(population=4, elite=0.5, extra=0.1),
@@ -82,7 +82,7 @@ def arguments(kind):
 
 @cache
 def recorded(name):
-    """What builds the algorithm, and the rows of its first lessons."""
+    """What builds the algorithm, and the rows of its first updates."""
     kind = getattr(algorithms, name)
     helper = USUAL[name]["helper"]
     act = gym.spaces.MultiDiscrete([2, 3]) if name == "BDQ" else gym.spaces.Discrete(3)
@@ -93,7 +93,7 @@ def recorded(name):
         rng = np.random.default_rng(0)
         rows = [{"obs": rng.integers(5, size=4), "act": rng.integers(3, size=4), "rew": rng.normal(size=4), "obs_next":
                  rng.integers(5, size=4), "terminated": rng.random(4) < 0.5, "truncated": np.zeros(4, bool),
-                 "next_act": rng.integers(3, size=4), "has_next": np.ones(4, bool)} for _ in range(N_LESSONS)]
+                 "next_act": rng.integers(3, size=4), "has_next": np.ones(4, bool)} for _ in range(N_UPDATES)]
     options = {**options_of(name, arguments(kind)), **{f"{helper}.{key}": value for key, value in HELPERS[helper].items()}}
     with Robot.of(name, env, n_agents=4 if helper == "PopulationHelper" else 2, total_steps=2_000, **options) as robot:
         if helper == "OnlineHelper":
@@ -105,17 +105,17 @@ def recorded(name):
             rows.append({key: np.array(value) for key, value in batch.items()})
             return learn(batch)
         task.learn = watched
-        while len(rows) < N_LESSONS:
+        while len(rows) < N_UPDATES:
             robot.run(200)
-        return task._source, rows[:N_LESSONS]
+        return task._source, rows[:N_UPDATES]
 
 
-def learned(source, lessons, change=lambda algorithm: None):
-    """All that a new task holds and said, after `change`, of these lessons."""
+def learned(source, updates, change=lambda algorithm: None):
+    """All that a new task holds and said, after `change`, of these updates."""
     task = ComputationTask(source)
     task.build(np.random.SeedSequence(1))
     change(task.algorithm)
-    said = [task.learn(dict(rows)) for rows in lessons]
+    said = [task.learn(dict(rows)) for rows in updates]
     nets = {f"{name}.{key}": value.clone() for name, net in task.algorithm.networks().items()
             for key, value in net.state_dict().items()}
     own = {name: value.detach().clone() for name, value in vars(task.algorithm).items()
@@ -149,7 +149,7 @@ CASES = [(name, key) for name in USUAL for key in arguments(getattr(algorithms, 
 
 @pytest.mark.parametrize(("name", "key"), CASES, ids=str)
 def test_an_assigned_setting_changes_the_next_updates_or_is_refused_by_name(name, key):
-    source, lessons = recorded(name)
+    source, updates = recorded(name)
     kind = getattr(algorithms, name)
     given = vars(source()).get(key, {**arguments(kind), **source.algorithm_args}[key])
     value, refused = other_than(key, given), []
@@ -162,7 +162,7 @@ def test_an_assigned_setting_changes_the_next_updates_or_is_refused_by_name(name
 
     before = untouched(name)
     torch.manual_seed(0)
-    after = learned(source, lessons, assign)
+    after = learned(source, updates, assign)
     if refused:
         assert key in refused[0] and kind.__name__ in refused[0] and any(w in refused[0] for w in (";", ":")), refused
         assert not differ(before, after)
@@ -188,7 +188,7 @@ def test_what_can_be_read_as_it_goes_is(name, key):
 @pytest.mark.parametrize("name", [name for name in USUAL if "lr" in arguments(getattr(algorithms, name))])
 def test_a_learning_rate_of_zero_stops_all_that_it_moves(name):
     """All rates of several optimisers; NPG and TRPO move the policy by `delta`."""
-    source, lessons = recorded(name)
+    source, updates = recorded(name)
     rates = [key for key in arguments(getattr(algorithms, name)) if key.endswith("lr") or key == "delta"]
 
     def stop(algorithm):
@@ -201,7 +201,7 @@ def test_a_learning_rate_of_zero_stops_all_that_it_moves(name):
     model = task.algorithm.model
     weights = {key: value.detach().clone() for key, value in model.named_parameters()}
     table = model.table.copy() if isinstance(model, ArrayModel) else None
-    for rows in lessons:
+    for rows in updates:
         task.learn(dict(rows))
     assert all(torch.equal(value, weights[key]) for key, value in model.named_parameters())
     assert table is None or (model.table == table).all()
@@ -287,8 +287,8 @@ def test_attributes_of_a_users_own_class_are_assigned_as_ever():
     algorithm = Mine(MLPQ(gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(3), (8,)), n_step=3)
     task = ComputationTask(algorithm)
     algorithm.boost, algorithm.gamma, algorithm.anything = 3.0, 0.9, "new"
-    _, lessons = recorded("DQN")
-    task.learn(lessons[0])
+    _, updates = recorded("DQN")
+    task.learn(updates[0])
     assert algorithm.seen == 16
     with pytest.raises(AttributeError, match=r"Mine\.n_step cannot be assigned .* build a new one, Mine\(…, n_step=3\)"):
         algorithm.n_step = 3

@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from value_rows import ACT, MASKED, OBS, Fixed, after_lessons, batch_of, hand_rows, rows
+from value_rows import ACT, MASKED, OBS, Fixed, after_updates, batch_of, hand_rows, rows
 
 from parl_like import ComputationTask, algorithms
 from parl_like.algorithms import BDQ, C51, DQN, FQF, IQN, MDQN, QRDQN, R2D2, REM, BootstrappedDQN, Rainbow
@@ -87,7 +87,7 @@ def test_the_policy_of_munchausen_is_that_of_the_target_copy():
 def test_munchausen_without_its_novelty_is_dqn(masked):
     """α = 0, T → 0; also where masks forbid actions, or all of them."""
     model = MLPQ(MASKED if masked else OBS, ACT, (8,))
-    one, other, third = after_lessons(
+    one, other, third = after_updates(
         MDQN(copy.deepcopy(model), alpha=0.0, temperature=1e-12, target_period=5),
         DQN(copy.deepcopy(model), double=False, target_period=5), MDQN(model, target_period=5), masked=masked)
     assert one == other != third
@@ -150,5 +150,5 @@ def test_illegal_actions_are_no_mixtures_best():
 
 def test_rem_with_one_head_is_dqn():
     model, weight = MLPQ(OBS, ACT, (8,)), np.linspace(0.5, 1.0, 8, dtype=np.float32)
-    one, other = after_lessons(REM(copy.deepcopy(model), target_period=5), DQN(model, target_period=5), weight=weight)
+    one, other = after_updates(REM(copy.deepcopy(model), target_period=5), DQN(model, target_period=5), weight=weight)
     assert one == other

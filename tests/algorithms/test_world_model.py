@@ -238,7 +238,7 @@ def test_without_ends_what_follows_one_is_black_and_worth_nothing():
 
 
 def learned(algorithm, only=None):
-    """Gradients by parameter name after one lesson, of the losses `only`."""
+    """Gradients by parameter name after one update, of the losses `only`."""
     if only is not None:
         algorithm.weights = {name: float(name in only) for name in algorithm.weights}
     algorithm.model.train().zero_grad()
@@ -305,7 +305,7 @@ def test_every_kind_of_net_learns(options):
 # ------------------------------------------------------------------------------------------------------------- inside a task
 
 
-def lesson(**changes):
+def update(**changes):
     rows = stored_rows(**changes)
     return {name: rows[name].numpy() for name in rows.keys()}
 
@@ -315,15 +315,15 @@ def test_a_task_trains_in_training_mode_and_acts_with_a_copy():
     algorithm = task.algorithm
     before = algorithm.acting.weights_hash()
     assert before == algorithm.model.weights_hash()
-    result = task.learn(lesson())
+    result = task.learn(update())
     tracked = {name: int(b) for name, b in algorithm.model.named_buffers() if name.endswith("num_batches_tracked")}
     assert tracked and all(tracked.values())
     assert algorithm.acting.weights_hash() == before and algorithm.version == 0 and not algorithm.acting.training
     assert result["priority"].shape == (4,) and (result["priority"] > 0).all()
-    task.learn(lesson())
+    task.learn(update())
     assert algorithm.version == 1 and algorithm.acting.weights_hash() == algorithm.model.weights_hash() != before
     assert {"loss", "reward_loss", "done_loss", "feature_loss", "value_loss", "policy_loss", "priority"} == result.keys()
-    task.learn(lesson())
+    task.learn(update())
     task.load_state_dict(task.state_dict())
     assert algorithm.acting.weights_hash() != algorithm.model.weights_hash() and algorithm.version == 1
 
@@ -344,7 +344,7 @@ def test_the_learning_rate_follows_the_environment():
     task = ComputationTask(world_model(lr=1e-4, total_steps=50_000_000))
     clone = task.algorithm.clone()
     for steps, expected in ((1, 9.9999998e-05), (10_000_000, 8e-05), (25_000_000, 5e-05), (50_000_000, 0.0), (60_000_000, 0.0)):
-        task.learn(lesson(real_steps=np.full(4, steps)))
+        task.learn(update(real_steps=np.full(4, steps)))
         assert task.optimizer.param_groups[0]["lr"] == pytest.approx(expected, abs=1e-15)
     assert task.algorithm.real_steps == 60_000_000 and clone.real_steps == 0
     constant = world_model(lr=1e-3)
@@ -417,7 +417,7 @@ def test_refusals(model, options, match):
 
 
 def test_rows_without_what_planning_knows_are_refused():
-    rows = lesson()
+    rows = update()
     del rows["baseline"]
     with pytest.raises(ValueError, match=r"no \['baseline'\]; give the helper extras=algorithm.extras"):
         ComputationTask(world_model()).learn(rows)

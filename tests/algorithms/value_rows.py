@@ -1,4 +1,4 @@
-"""Rows, lessons and a fixed table, for the tests of those who learn values of actions."""
+"""Rows, updates and a fixed table, for the tests of those who learn values of actions."""
 
 import gymnasium as gym
 import numpy as np
@@ -29,11 +29,11 @@ def batch_of(fields):
     return Batch.nest({name: torch.from_numpy(np.array(value)) for name, value in fields.items()})
 
 
-def after_lessons(*algorithms, lessons=20, **options):
-    """The weights of each of them after the same lessons."""
+def after_updates(*algorithms, updates=20, **options):
+    """The weights of each of them after the same updates."""
     tasks = [ComputationTask(algorithm) for algorithm in algorithms]
     before = tasks[0].algorithm.model.weights_hash()
-    for seed in range(lessons):
+    for seed in range(updates):
         for task in tasks:
             task.learn(rows(seed, **options))
     assert tasks[0].algorithm.model.weights_hash() != before

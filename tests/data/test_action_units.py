@@ -262,7 +262,7 @@ def test_choices_of_the_environment_are_cloned_as_they_are():
     assert several.tolist() == [2, 7]
 
 
-def test_data_of_an_environment_and_of_robots_make_the_same_lessons(tmp_path):
+def test_data_of_an_environment_and_of_robots_make_the_same_updates(tmp_path):
     """However rows come to an OfflineHelper: a robot's buffer, its file, its arrays, and the environment's own."""
     space = SPACES["nested"]
     buffer, _ = recorded(space)

@@ -285,8 +285,8 @@ def test_an_offline_helper_learns_from_it(request, tmp_path, source):
     tasks = {"RL": ComputationTask(Recorder(), lambda: OfflineHelper(data, batch_size=4))}
     with Robot(tasks=tasks, seed=3) as robot:
         robot.run(StopAfterSteps(6))
-        lessons = tasks["RL"].algorithm.lessons
-    assert len(lessons) == 6 and len(data) == 10
-    for lesson in lessons:
-        obs, after, ends = lesson["obs"][:, 0], lesson["obs_next"][:, 0], lesson["terminated"]
+        updates = tasks["RL"].algorithm.updates_seen
+    assert len(updates) == 6 and len(data) == 10
+    for update in updates:
+        obs, after, ends = update["obs"][:, 0], update["obs_next"][:, 0], update["terminated"]
         assert np.array_equal(after[~ends], obs[~ends] + 1) and np.array_equal(ends, obs == 9)

@@ -699,10 +699,10 @@ def test_data_does_not_need_torch():
     assert "'torch" not in found and "parl_like.data.transforms" in found and "parl_like.agents.agent" not in found
 
 
-# ------------------------------------------------------------------------------------------------------------------- lessons
+# ------------------------------------------------------------------------------------------------------------------- updates
 
 
-def test_what_is_counted_comes_into_use_with_the_next_lesson():
+def test_what_is_counted_comes_into_use_with_the_next_update():
     moments = Moments()
     moments.count(np.array([1.0, 3.0]))
     assert (moments.mean, moments.std) == (0, 1)
@@ -720,11 +720,11 @@ def test_what_is_counted_comes_into_use_with_the_next_lesson():
         assert each.mean == 2
         each.renew(1)
         assert each.mean == 4
-        each.update(np.array([4.0]))  # at once, whatever the lesson
+        each.update(np.array([4.0]))  # at once, whatever the update
         assert each.mean == 4 and each.state_dict()["n"].tolist() == [5]
 
 
-def test_moments_that_wait_for_their_first_lesson_are_saved_as_waiting():
+def test_moments_that_wait_for_their_first_update_are_saved_as_waiting():
     moments, loaded = Moments(), Moments()
     moments.count(np.array([1.0, 3.0]))
     loaded.load_state_dict(moments.state_dict())

@@ -4,7 +4,7 @@ from functools import partial
 from itertools import count
 
 import pytest
-from transport_fakes import Echo, Learner, Programmed, echo_task, lesson, play, row
+from transport_fakes import Echo, Learner, Programmed, echo_task, play, row, update
 
 from parl_like import AgentHelper, Robot
 from parl_like.tasks.batch_rule import BatchRule
@@ -67,8 +67,8 @@ def test_a_small_queue_is_not_starved_by_a_fuller_one():
     assert len(order) <= 20 * 11
 
 
-def test_async_lessons_are_not_starved_by_predictions():
-    """8 agents ask without end, one waits for each of its lessons of one row."""
+def test_async_updates_are_not_starved_by_predictions():
+    """8 agents ask without end, one waits for each of its updates of one row."""
     tasks = {"echo": echo_task()}
     order = order_of_batches(tasks)
 
@@ -76,7 +76,7 @@ def test_async_lessons_are_not_starved_by_predictions():
         comm = agent.helpers["echo"].comm
         if agent.index == 0:
             for _ in range(10):
-                comm.learn(lesson(agent, 1))
+                comm.learn(update(agent, 1))
             agent.robot.request_stop()
             return
         for i in count():
@@ -90,14 +90,14 @@ def test_async_lessons_are_not_starved_by_predictions():
 
 
 def test_async_min_rows_wait_while_others_can_still_come():
-    """Agents 0, 1, 2 teach one row each after 0, 1, 2 questions, while agent 3 goes on asking: one lesson of three rows."""
+    """Agents 0, 1, 2 teach one row each after 0, 1, 2 questions, while agent 3 goes on asking: one update of three rows."""
     tasks = {"echo": echo_task(training_rule=BatchRule(min_rows=3))}
     order = order_of_batches(tasks)
 
     def program(agent):
         ask("echo", agent.index if agent.index < 3 else 30, agent)
         if agent.index < 3:
-            assert agent.helpers["echo"].comm.learn(lesson(agent, 1))["size"] == 3
+            assert agent.helpers["echo"].comm.learn(update(agent, 1))["size"] == 3
 
     play("cooperative", program, 4, tasks, mode="async")
     assert [rows for name, rows in order if name == "echo learns"] == [3]
@@ -113,7 +113,7 @@ def test_a_sync_round_does_not_wait_for_those_who_never_learn():
                 return
             comm.predict(row(agent, i))
             if agent.index == 0:
-                comm.learn(lesson(agent, 2))
+                comm.learn(update(agent, 2))
         agent.robot.request_stop()
 
     task = echo_task(helper=lambda: Learner() if next(learning) else AgentHelper())
@@ -129,7 +129,7 @@ def test_calls_from_outside_while_agents_wait():
     def program(agent):
         comm = agent.helpers["echo"].comm
         for i in range(3):
-            comm.learn(lesson(agent, 2))
+            comm.learn(update(agent, 2))
             ticket = comm.predict(row(agent, i))
             seen.append(ticket.out["echo"][ticket.start].tolist())
 
@@ -138,7 +138,7 @@ def test_calls_from_outside_while_agents_wait():
         comm = robot.agents[0].helpers["echo"].comm
         ticket = comm.predict(row(robot.agents[0], 77))
         assert ticket.out["echo"][ticket.start].tolist() == [0, 77]
-        assert comm.learn(lesson(robot.agents[0], 3))["size"] == 3
+        assert comm.learn(update(robot.agents[0], 3))["size"] == 3
         robot.run()
     assert sorted(seen) == [[a, i] for a in range(2) for i in range(3)]
 
@@ -174,7 +174,7 @@ def test_ctrl_c_in_the_middle_of_a_computation_loses_no_request(where):
                 if agent.signal is not None:
                     agent.obey()
                 comm.predict(row(agent, i))
-                comm.learn(lesson(agent, 2))
+                comm.learn(update(agent, 2))
         finally:
             ended.append(agent.index)
 
@@ -203,7 +203,7 @@ def test_an_interrupted_iteration_may_be_taken_up_again(where):
         for i in range(3):
             ticket = comm.predict(row(agent, i))
             assert ticket.out["echo"][ticket.start].tolist() == [agent.index, i]
-            assert comm.learn(lesson(agent, 2))["size"] == 4
+            assert comm.learn(update(agent, 2))["size"] == 4
 
     with robot_of(program, 2, {"echo": task}) as robot:
         setattr(task.algorithm, where, interrupt)

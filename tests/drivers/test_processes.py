@@ -29,11 +29,11 @@ from drivers.transport_fakes import (
     Programmed,
     echo_task,
     end_by_ctrl_c,
-    lesson,
     lives,
     living,
     row,
     until,
+    update,
 )
 
 from parl_like import Agent, Hook, OffPolicyHelper, OnPolicyHelper, Robot
@@ -102,7 +102,7 @@ def test_a_failing_prediction_answers_its_members_in_every_worker_and_the_next_b
 
 
 def learn_something_bad(agent):
-    agent.helpers["echo"].comm.learn({"obs": np.full((2, 2), BAD)} if agent.index == 1 else lesson(agent, 2))
+    agent.helpers["echo"].comm.learn({"obs": np.full((2, 2), BAD)} if agent.index == 1 else update(agent, 2))
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])

@@ -21,7 +21,7 @@ import psutil
 import pytest
 import torch
 from drivers.test_processes import Broken, Cursed, Elementwise, Faulty, Fragile, Uneven, run_until_uneven
-from drivers.transport_fakes import BAD, Drift, Echo, Programmed, lesson, no_fork_server_stays, row, until  # noqa: F401 - a fixture
+from drivers.transport_fakes import BAD, Drift, Echo, Programmed, no_fork_server_stays, row, until, update  # noqa: F401 - a fixture
 from test_asking import Policy, Predictor
 
 from parl_like import OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
@@ -210,7 +210,7 @@ def fail_and_go_on(agent):
     assert type(caught.value.__cause__) is ArithmeticError
     ticket = comm.predict(row(agent, 3))
     assert ticket.out["echo"][ticket.start].tolist() == [agent.index, 3] and ticket.version == 0
-    np.testing.assert_array_equal(comm.learn(lesson(agent, 4))["row"], lesson(agent, 4)["obs"])
+    np.testing.assert_array_equal(comm.learn(update(agent, 4))["row"], update(agent, 4)["obs"])
     ticket = comm.predict(row(agent, 4))
     assert ticket.version == 1 and ticket.out["w0"][ticket.start].tolist() == [1.0]
 
@@ -246,8 +246,8 @@ def test_several_faces_of_one_actor_see_what_all_have_learned_step_by_step():
     for task in (first, second):
         out, version = task.act(rows)
         assert out["w0"].tolist() == [[600.0]] * 2 and (version, task.version, task.rows_learned) == (600, 600, 4)
-    lesson, seen = second._send("learn", rows), []
-    while not ray.wait([lesson], timeout=0)[0]:
+    update, seen = second._send("learn", rows), []
+    while not ray.wait([update], timeout=0)[0]:
         seen.append(first.act(rows)[1])
     assert any(600 < version < 900 for version in seen) and sorted(seen) == seen
     state = first.state_dict()

@@ -54,10 +54,10 @@ def test_sigterm_ends_an_evaluation_over_ray_and_the_run_goes_on_exactly(number,
     def struck(self, *, stop, **options):
         strike, asked = next(begun) == number, count()
 
-        def stops(crew):
+        def stops(pool):
             if strike and next(asked) == 5:
                 os.kill(os.getpid(), signal.SIGTERM)
-            return stop(crew)
+            return stop(pool)
 
         return evaluate(self, stop=StopWhen(stops), **options)
 

@@ -89,7 +89,7 @@ def taken(robot):
 
 @pytest.mark.parametrize("serve", ["central", "replica"])
 def test_rows_of_agents_in_workers_are_theirs_alone(serve):
-    """Predictions come from copies of the algorithm, which change places after every lesson."""
+    """Predictions come from copies of the algorithm, which change places after every update."""
     with keeping(serve=serve) as robot:
         robot.run(StopWhen(lambda robot: robot.env_steps > 1500 and robot.tasks["notes"].learns > 10))
         assert taken(robot) == ([(0, 3 * ROWS), (3 * ROWS, 2 * ROWS)] if serve == "central" else [])

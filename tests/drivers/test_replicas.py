@@ -1,4 +1,4 @@
-"""Workers that predict with networks of their own (serve='replica'), and lessons that run beside predictions (mode='async')."""
+"""Workers that predict with networks of their own (serve='replica'), and updates that run beside predictions (mode='async')."""
 
 import sys
 import threading
@@ -9,7 +9,7 @@ from time import sleep
 import numpy as np
 import pytest
 import torch
-from drivers.transport_fakes import Drift, Echo, Learner, Programmed, echo_task, lesson, row
+from drivers.transport_fakes import Drift, Echo, Learner, Programmed, echo_task, row, update
 
 from parl_like import OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.drivers.workers.processes import Processes
@@ -119,15 +119,15 @@ def test_agents_that_only_act_are_heard_stopped_and_counted(mode):
 @pytest.mark.parametrize("serve", ["central", "replica"])
 def test_parameters_of_a_prediction_are_of_one_version_which_never_goes_back(serve, size):
     def program(agent):
-        helper, last, open_lesson = agent.helpers["RL"], -1, None
+        helper, last, open_update = agent.helpers["RL"], -1, None
         while last < 20:
             ticket = helper.comm.predict((np.zeros(3, np.float32), 0.5))
             rest = ticket.out["rest"][ticket.start]
             assert rest[0] == rest[1] == ticket.version and ticket.version >= last, (rest, ticket.version, last)
             last = ticket.version
-            if open_lesson is None or helper.comm.is_served(open_lesson):
-                open_lesson = helper.comm.put_training({"obs": np.zeros((1, 3), np.float32), "rew": np.zeros(1)})
-        helper.comm.get(open_lesson)
+            if open_update is None or helper.comm.is_served(open_update):
+                open_update = helper.comm.put_training({"obs": np.zeros((1, 3), np.float32), "rew": np.zeros(1)})
+        helper.comm.get(open_update)
 
     task = ComputationTask(partial(Elementwise, size), serve=serve)
     with Robot(tasks={"RL": task}, agent=partial(Programmed, program), n_agents=4, driver=TWO, mode="async") as robot:
@@ -213,11 +213,11 @@ def test_replicas_are_built_from_a_function():
         ComputationTask(Elementwise, serve="replica", sync_every=0)
 
 
-# ----------------------------------------------------------------------------------------------------- lessons beside predictions
+# ----------------------------------------------------------------------------------------------------- updates beside predictions
 
 
 class Copied(Echo):
-    """An `Echo` that can be copied, and whose lessons wait for a number of predictions."""
+    """An `Echo` that can be copied, and whose updates wait for a number of predictions."""
 
     served = 0
 
@@ -232,14 +232,14 @@ class Copied(Echo):
 
 def ask_while_it_learns(agent):
     comm = agent.helpers["echo"].comm
-    ticket = comm.put_training(lesson(agent, 2)) if agent.index == 0 else None
+    ticket = comm.put_training(update(agent, 2)) if agent.index == 0 else None
     for i in count():
         comm.predict(row(agent, i))
         if i >= 300 and (ticket is None or comm.is_served(ticket)):
             return
 
 
-def test_predictions_go_on_while_a_lesson_is_given():
+def test_predictions_go_on_while_an_update_is_given():
     held = []
 
     def during(rows):
@@ -343,7 +343,7 @@ def test_rows_of_workers_say_which_parameters_acted(driver, mode):
         robot.checkpoint_boundary()
         versions = columns(robot.state_dict())
         assert len(versions) == (2 if driver is TWO else 0)
-        if mode == "async":  # one worker may only begin after lessons of the other's rows
+        if mode == "async":  # one worker may only begin after updates of the other's rows
             versions = [np.concatenate(versions)] if versions else []
         for column in versions:
             assert column.dtype == np.int64 and column.min() == 0 and 10 < column.max() <= robot.tasks["RL"].version
@@ -354,7 +354,7 @@ def test_rows_of_workers_say_which_parameters_acted(driver, mode):
 
 @pytest.mark.parametrize("serve", ["central", "replica"])
 def test_what_comes_between_two_iterations_comes_at_the_same_moment(serve):
-    """Whether the workers are given time or not: they hear of a lesson when the run goes on."""
+    """Whether the workers are given time or not: they hear of an update when the run goes on."""
     def counts(pause):
         with drifting(unrolling, n_agents=4, serve=serve) as robot:
             for _ in range(3):
@@ -390,8 +390,8 @@ def test_min_rows_are_waited_for_in_async_mode(serve):
     assert all(size >= 32 for size in sizes[:-1]), sizes  # but for what the stop finds
 
 
-def test_agents_that_wait_for_lessons_go_on_together():
-    """Lessons are slower than the four agents, who each wait for their own; none of them is served alone meanwhile."""
+def test_agents_that_wait_for_updates_go_on_together():
+    """Updates are slower than the four agents, who each wait for their own; none of them is served alone meanwhile."""
     task = ComputationTask(Elementwise, replaying, serve="replica")
     learn = task.learn
     task.learn = lambda rows: (sleep(0.01), learn(rows))[1]

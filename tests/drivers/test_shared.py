@@ -66,7 +66,7 @@ def test_small_blocks_and_those_that_there_is_no_room_for_are_plain(tmp_path, mo
 def test_parameters_that_are_written_over_while_they_are_copied_are_not_used(tmp_path):
     learner, actor = Looks(), Looks()
     like = tensors_of({"model": learner.model.state_dict()})
-    ours, theirs = shared_parameters.Parameters(str(tmp_path), "task", like), shared_parameters.Parameters(str(tmp_path), "task", like)
+    ours, theirs = (shared_parameters.Parameters(str(tmp_path), "task", like) for _ in range(2))
     copies = ActingCopies(actor, 0)
     key = next(iter(like))
     for number in (1, 2, 3):

@@ -16,7 +16,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from transport_fakes import BAD, Echo, Learner, Programmed, echo_task, end_by_ctrl_c, framework_threads, lesson, play, row, until
+from transport_fakes import BAD, Echo, Learner, Programmed, echo_task, end_by_ctrl_c, framework_threads, play, row, until, update
 
 from parl_like import AgentHelper, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.drivers import threads
@@ -87,14 +87,14 @@ def test_one_request_opens_and_one_clock_closes_a_batch():
         play("threads", program, 2, {"echo": echo_task(predict_rule=rule)})
 
 
-def test_the_clock_closes_a_lesson_too():
+def test_the_clock_closes_an_update_too():
     replied = threading.Event()
 
     def program(agent):
         if agent.index == 0:
             assert replied.wait(SAFETY_S), "agent 1 waited for agent 0"
         else:
-            assert agent.helpers["echo"].comm.learn(lesson(agent, 2))["size"] == 2
+            assert agent.helpers["echo"].comm.learn(update(agent, 2))["size"] == 2
             replied.set()
 
     for mode in ("sync", "async"):
@@ -103,20 +103,20 @@ def test_the_clock_closes_a_lesson_too():
              mode=mode)
 
 
-def test_without_a_rule_an_async_lesson_waits_for_nobody():
+def test_without_a_rule_an_async_update_waits_for_nobody():
     replied = threading.Event()
 
     def program(agent):
         if agent.index == 0:
             assert replied.wait(SAFETY_S), "agent 1 waited for agent 0"
         else:
-            agent.helpers["echo"].comm.learn(lesson(agent, 2))
+            agent.helpers["echo"].comm.learn(update(agent, 2))
             replied.set()
 
     play("threads", program, 2, {"echo": echo_task(helper=Learner)}, mode="async")
 
 
-def test_a_sync_lesson_waits_for_the_learner_that_still_acts():
+def test_a_sync_update_waits_for_the_learner_that_still_acts():
     """Agent 1 asks to learn; agent 0 acts on until it sees the request waiting, and a while longer: nothing is learned before."""
     task = echo_task(helper=Learner)
 
@@ -127,7 +127,7 @@ def test_a_sync_lesson_waits_for_the_learner_that_still_acts():
             for i in range(50):
                 comm.predict(row(agent, i))
             assert task.learns == 0
-        assert comm.learn(lesson(agent, 2))["size"] == 4
+        assert comm.learn(update(agent, 2))["size"] == 4
 
     play("threads", program, 2, {"echo": task})
     assert task.learns == 1
@@ -216,7 +216,7 @@ class Ledger:
         self._count(lambda: agent.helpers["echo"].comm.predict(row(agent, i)))
 
     def learn(self, agent):
-        self._count(lambda: agent.helpers["echo"].comm.learn(lesson(agent, 2)))
+        self._count(lambda: agent.helpers["echo"].comm.learn(update(agent, 2)))
 
     def _count(self, call):
         try:
@@ -426,7 +426,7 @@ def test_a_task_that_is_still_learning_is_reported(stuck):
     task.algorithm.during = block
 
     def program(agent):
-        agent.helpers["echo"].comm.put_training(lesson(agent, 2))
+        agent.helpers["echo"].comm.put_training(update(agent, 2))
         assert begun.wait(SAFETY_S)
         agent.robot.request_stop()
 
@@ -437,7 +437,7 @@ def test_a_task_that_is_still_learning_is_reported(stuck):
     finally:
         release.set()
         stuck.clear()
-    until(lambda: not framework_threads(), SAFETY_S, "the end of the lesson")
+    until(lambda: not framework_threads(), SAFETY_S, "the end of the update")
     robot.close()
 
 
@@ -454,7 +454,7 @@ def test_ctrl_c_again_and_again():
                 if i % 5:
                     comm.predict(row(agent, i))
                 else:
-                    comm.learn(lesson(agent, 2))
+                    comm.learn(update(agent, 2))
             finally:
                 answered[agent.index] += 1
 
@@ -500,7 +500,7 @@ def test_ctrl_c_again_and_again():
 LEFT_OPEN = """
 import sys
 sys.path.insert(0, sys.argv[1])
-from transport_fakes import Echo, Learner, Programmed, Robot, echo_task, lesson, partial, row
+from transport_fakes import Echo, Learner, Programmed, Robot, echo_task, update, partial, row
 import torch
 
 class Busy(Echo):
@@ -587,7 +587,7 @@ def test_a_server_that_dies_of_a_bug_fails_all_tickets_instead_of_hanging(stage,
         try:
             for i in count():
                 comm.predict(row(agent, i))
-                comm.learn(lesson(agent, 1))
+                comm.learn(update(agent, 1))
         except Exception as error:
             errors.append(error)
             raise
@@ -615,12 +615,12 @@ def test_a_server_that_dies_of_a_bug_fails_all_tickets_instead_of_hanging(stage,
     robot.close()
 
 
-def test_the_last_thing_an_idle_robot_waits_for_is_an_unread_lesson():
-    """Nobody waits for the ticket and all agents have ended: the run must still end, after the lesson."""
+def test_the_last_thing_an_idle_robot_waits_for_is_an_unread_update():
+    """Nobody waits for the ticket and all agents have ended: the run must still end, after the update."""
     task = echo_task(helper=Learner)
 
     def program(agent):
-        agent.helpers["echo"].comm.put_training(lesson(agent, 3))
+        agent.helpers["echo"].comm.put_training(update(agent, 3))
 
     for mode in ("sync", "async"):
         play("threads", program, 3, {"echo": task}, mode=mode)
@@ -649,9 +649,9 @@ def test_no_agent_is_lost_from_the_counts():
                 for k, ticket in enumerate(tickets):
                     assert comm.get(ticket)["echo"].tolist() == [[agent.index, i + k]]
             elif kind < 0.9:
-                comm.learn(lesson(agent, 2))
+                comm.learn(update(agent, 2))
             else:
-                ticket = comm.put_training(lesson(agent, 2))
+                ticket = comm.put_training(update(agent, 2))
                 comm.predict(row(agent, i))
                 comm.get(ticket)
 
@@ -775,7 +775,7 @@ def test_helpers_of_agents_that_only_predict_are_not_waited_for():
         else:
             for i in range(5):
                 agent.helpers["echo"].comm.predict(row(agent, i))
-                agent.helpers["echo"].comm.learn(lesson(agent, 2))
+                agent.helpers["echo"].comm.learn(update(agent, 2))
             rounds.set()
 
     task = echo_task(helper=lambda: Learner() if next(learning) else AgentHelper())

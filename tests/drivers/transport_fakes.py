@@ -46,14 +46,14 @@ class Echo(Algorithm):
         steps: Optimiser steps per training batch.
 
     Attributes:
-        batches, lessons: The rows of every batch predicted and learned from, [N, 2] arrays.
+        batches, updates: The rows of every batch predicted and learned from, [N, 2] arrays.
         before, during: Called in the middle of each prediction and of each learning step.
     """
 
     def __init__(self, model=None, seconds=0.0, steps=1, short=False):
         super().__init__(Weights() if model is None else model)
         self.seconds, self.steps, self.short = seconds, steps, short
-        self.batches, self.lessons = [], []
+        self.batches, self.updates_seen = [], []
         self.before = self.during = lambda rows: None
         self.alone = threading.Lock()  # predictions of one task never overlap
 
@@ -77,7 +77,7 @@ class Echo(Algorithm):
         return {"echo": rows[: n - 1] if self.short else rows, "size": torch.full((n,), n), **weights}
 
     def minibatches(self, batch):
-        self.lessons.append(batch.obs.numpy().copy())
+        self.updates_seen.append(batch.obs.numpy().copy())
         for _ in range(self.steps):
             yield batch
 
@@ -144,7 +144,7 @@ def row(agent, i):
     return (np.array([agent.index, i], np.float64),)
 
 
-def lesson(agent, n, value=0.0):
+def update(agent, n, value=0.0):
     """A training request of `n` rows: [agent, 0], [agent, 1], …"""
     obs = np.stack([np.full(n, float(agent.index)), np.arange(n) + value], 1)
     return {"obs": obs}

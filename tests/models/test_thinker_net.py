@@ -391,7 +391,8 @@ class CountNorms(TorchDispatchMode):
 
 
 def test_markov_nodes_are_judged_in_one_pass():
-    """VP's encoder runs once for all steps of a lesson, and the result is that of each by itself, up to the shared statistics."""
+    """VP's encoder runs once for all steps of an update, and the result is that of each by itself, up to the shared
+    statistics."""
     space, model = made("markov, all")
     seen = []
     model.vp_encoder.register_forward_hook(lambda _, args, z: seen.append(len(z)))

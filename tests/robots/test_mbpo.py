@@ -172,7 +172,7 @@ def imagining(act=ACT, **options):
 
 
 @pytest.mark.parametrize("act", [ACT, THREE], ids=["box", "discrete"])
-def test_all_but_a_few_rows_are_imagined_on_from_those_of_the_lesson(act):
+def test_all_but_a_few_rows_are_imagined_on_from_those_of_the_update(act):
     task, asked = imagining(act, horizon=3, real=0.25, imagine_every=2)
     given = rows(8, act=act)
     with torch.no_grad():

@@ -142,12 +142,12 @@ def test_what_is_no_such_part_or_no_list_is_told_how_it_is_written(words, messag
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (["warmup=500"], "task 'RL' has its first lesson after 500 rows (warmup, batch_size)"),
-    (["batch_size=400", "warmup=4"], "task 'RL' has its first lesson after 400 rows (warmup, batch_size)"),
+    (["warmup=500"], "task 'RL' has its first update after 500 rows (warmup, batch_size)"),
+    (["batch_size=400", "warmup=4"], "task 'RL' has its first update after 400 rows (warmup, batch_size)"),
     (["algorithm=PPO", "unroll=16", "n_agents=5", "env.vector=4"], "after 320 rows (unroll × environments)"),
     (["warmup=300"], ""), (["algorithm=PPO", "unroll=15", "n_agents=5", "env.vector=4"], ""),
 ])
-def test_a_run_that_ends_before_its_first_lesson_is_told_at_build(words, said):
+def test_a_run_that_ends_before_its_first_update_is_told_at_build(words, said):
     with robot("total_steps=300", *words) as one:
         assert len(one.notes) == bool(said)
         assert not said or one.notes[0].startswith("total_steps is 300, and ") and said in one.notes[0]
@@ -159,13 +159,13 @@ def test_a_schedule_with_other_parts_is_refused():
 
 
 def test_schedules_end_with_the_run():
-    """50,000 steps, a lesson every 2: 25,000 updates; 8 agents: 6,250 acts each, of which ε takes a fifth."""
+    """50,000 steps, an update every 2: 25,000 updates; 8 agents: 6,250 acts each, of which ε takes a fifth."""
     with robot("lr={start: 1e-3, end: 1e-4}") as one:
         algorithm = one.tasks["RL"].algorithm
         assert algorithm.lr == Linear(1e-3, 1e-4, 25_000) and algorithm.epsilon == Linear(1.0, 0.05, 1_250)
     with robot("algorithm=PPO", "n_agents=4", "unroll=50", "epochs=2", "minibatches=4", "total_steps=2000", "lr.end=0") as one:
         assert one.tasks["RL"].algorithm.lr == Linear(3e-4, 0.0, 80)
-    # The same 10 lessons of 200 rows, in minibatches of 60 rows, of which there are 3.
+    # The same 10 updates of 200 rows, in minibatches of 60 rows, of which there are 3.
     with robot("algorithm=PPO", "n_agents=4", "unroll=50", "epochs=2", "minibatch_rows=60", "total_steps=2000",
                "lr.end=0") as one:
         assert one.tasks["RL"].algorithm.lr == Linear(3e-4, 0.0, 60)
@@ -173,10 +173,10 @@ def test_schedules_end_with_the_run():
 
 @pytest.mark.parametrize("words", [
     ["algorithm=PPO", "minibatch_rows=20"], ["algorithm=APPO", "training_rule={max_rows: 32}", "minibatches=2"],
-    ["algorithm=PPG", "policy_lessons=3", "aux_epochs=2", "aux_minibatches=5"], ["algorithm=VMPO"], ["algorithm=TRPO"],
+    ["algorithm=PPG", "policy_updates=3", "aux_epochs=2", "aux_minibatches=5"], ["algorithm=VMPO"], ["algorithm=TRPO"],
 ], ids=lambda words: words[0])
 def test_the_rate_of_unrolls_is_at_its_end_when_the_run_is(words):
-    """Auxiliary phases of PPG, minibatches of so many rows, and lessons of some of the agents take steps, too."""
+    """Auxiliary phases of PPG, minibatches of so many rows, and updates of some of the agents take steps, too."""
     with robot(*words, "n_agents=4", "unroll=16", "total_steps=640", "lr.start=1e-3", "lr.end=0", env="CartPole-v1") as one:
         one.run(640)
         algorithm = one.tasks["RL"].algorithm
@@ -185,8 +185,8 @@ def test_the_rate_of_unrolls_is_at_its_end_when_the_run_is(words):
 
 @pytest.mark.parametrize(("words", "name"), [(["algorithm=REINFORCE", "lr.end=0"], "REINFORCE.lr"),
                                              (["algorithm=CEM", "extra={start: 1, end: 0, share: 0.5}"], "CEM.extra")])
-def test_a_schedule_over_lessons_of_whole_episodes_needs_their_number(words, name):
-    """Before, it spanned as many lessons as there are steps, and hardly moved."""
+def test_a_schedule_over_updates_of_whole_episodes_needs_their_number(words, name):
+    """Before, it spanned as many updates as there are steps, and hardly moved."""
     with pytest.raises(ConfigError, match=f"{name} .*depends on how long its episodes are; say how many.*steps: N"):
         robot(*words, env="CartPole-v1")
     with robot(*words, f"{name}.steps=7", env="CartPole-v1") as one:
@@ -340,12 +340,12 @@ def test_recorded_rows_are_given_by_their_path(tmp_path, monkeypatch, capsys):
     assert main(["plot", "run"]) == 2
     assert "'return/mean' has no value yet; train for longer, or draw another, such as --metric RL/" in capsys.readouterr().err
     with runner.load_run("run") as one:
-        assert one.tasks["RL"].algorithm.updates == 60 and one.env_steps == 60, "a lesson is a step: nobody acts"
+        assert one.tasks["RL"].algorithm.updates == 60 and one.env_steps == 60, "an update is a step: nobody acts"
         obs = filled(None).columns["obs"][:20]
         assert (one.act(obs) == (obs[:, 2] > 0)).mean() > 0.9
     capsys.readouterr()
     assert main(["train", "cloned", "data=rows", "run_dir=short", "total_steps=5"]) == 0
-    assert "first lesson" not in "".join(capsys.readouterr()), "the rows are there"
+    assert "first update" not in "".join(capsys.readouterr()), "the rows are there"
     for words, message in ((["data=none"], "'none'; expected a directory"), (["data=rows.h5"], "expected a directory"),
                            ([], "data is needed: str")):
         assert main(["train", "cloned", *words]) == 2

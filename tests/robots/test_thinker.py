@@ -191,24 +191,24 @@ def slow_vtrace(rew, discount, value, value_next, rho, cut):
 def test_both_streams_learn_from_what_happened():
     """Targets and advantages, computed once more from the events of the run, with the weights of a policy that is not the one
     that acted."""
-    lessons = []
+    updates = []
     with build(config(**LIVES, max_replay_ratio=0.01)) as robot:
         task, events = robot.tasks["plan"], watch(robot)
         algorithm, learn, targets = task.algorithm, task.algorithm.learn, task.algorithm.targets
 
         def spy_targets(i, batch, value, boot, log_ratio):
             out = targets(i, batch, value, boot, log_ratio)
-            lessons[-1].append([part.numpy().copy() for part in out])
+            updates[-1].append([part.numpy().copy() for part in out])
             return out
 
         def spy(batch):
             with torch.no_grad():
                 for k, parameter in enumerate(algorithm.model.parameters()):  # an older policy acted
                     parameter += 0.05 * torch.sin(torch.arange(parameter.numel()) + k).view_as(parameter)
-            lessons.append([])
+            updates.append([])
             expected = [slow(i) for i in range(4)]
             out = learn(batch)
-            for stream, (target, advantage, counts) in enumerate(lessons[-1]):
+            for stream, (target, advantage, counts) in enumerate(updates[-1]):
                 ours = [np.concatenate([e[stream][part] for e in expected]) for part in range(3)]
                 np.testing.assert_allclose(target, ours[0], rtol=2e-4, atol=2e-4)
                 np.testing.assert_allclose(advantage, ours[1], rtol=2e-4, atol=2e-4)
@@ -239,8 +239,8 @@ def test_both_streams_learn_from_what_happened():
 
         algorithm.learn, algorithm.targets = spy, spy_targets
         go_on(robot, 100)
-    assert len(lessons) == 7 and all(len(lesson) == 2 for lesson in lessons)
-    counts = lessons[0][1][2]
+    assert len(updates) == 7 and all(len(update) == 2 for update in updates)
+    counts = updates[0][1][2]
     assert counts.reshape(4, 4, 3).tolist() == [[[True, True, False]] * 4] * 4
 
 
@@ -353,7 +353,7 @@ def test_agents_share_the_batches_of_both_tasks():
         assert model.requests > 2.8 * model.batches > 28  # an agent all of whose trees have the node asks for nothing
 
 
-def test_lessons_come_as_often_whoever_steps():
+def test_updates_come_as_often_whoever_steps():
     ratios = []
     for n in (1, 3):
         with go_on(build(config(n_agents=n, max_replay_ratio=0.5, rec_t=1)), 240) as robot:
@@ -578,14 +578,14 @@ def test_a_configuration_that_cannot_be_is_refused_in_one_line(options, words):
 
 
 def test_rewards_are_clipped_where_they_are_learned_from():
-    """Stored and counted they are the environment's; the planner's lessons, the tree and the world model have them clipped."""
+    """Stored and counted they are the environment's; the planner's updates, the tree and the world model have them clipped."""
     with build(config(**LIVES, reward_clip=0.5)) as robot:
-        lessons, algorithm = [], robot.tasks["plan"].algorithm
+        updates, algorithm = [], robot.tasks["plan"].algorithm
         process = algorithm.process
-        algorithm.process = lambda batch: (lessons.append(batch.rew.numpy().copy()), process(batch))[1]
+        algorithm.process = lambda batch: (updates.append(batch.rew.numpy().copy()), process(batch))[1]
         events = watch(robot)
         go_on(robot, 60)
-        seen = np.concatenate(lessons)
+        seen = np.concatenate(updates)
         assert seen.max() == 0.5 and max(e["rew"].max() for e in events) > 0.5
         assert max(robot.recent_returns) > 0.5 * max(robot.recent_lengths)
         assert robot.tasks["model"].algorithm.model.reward_clip == 0.5

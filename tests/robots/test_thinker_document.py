@@ -163,7 +163,7 @@ def test_steps_come_into_use_in_pieces():
                 one.vector.step(np.full((N, 2), k % A, np.int64) * [1, 0])
                 seen.append(one.robot.tasks["model"].algorithm.updates)
     steps = [np.diff(np.array(seen)[K - 1 :: K]) for seen in learned]
-    assert set(steps[0]) == {0, 1} and set(steps[1]) == {0, 5}  # 10 steps of 2 environments, a lesson for every 4 rows
+    assert set(steps[0]) == {0, 1} and set(steps[1]) == {0, 5}  # 10 steps of 2 environments, an update for every 4 rows
     assert learned[0][-1] == 20 and learned[1][-1] == 20
 
 

@@ -351,13 +351,13 @@ def test_mode_2_learns_in_a_thread():
     assert set(threading.enumerate()) > before
     play(env, 50)
     env.robot.agents[0].helpers["model"].settle()
-    assert learner(env).updates == 40  # one lesson is open at most, so the ratio is that of mode 1
+    assert learner(env).updates == 40  # one update is open at most, so the ratio is that of mode 1
     env.close()
     assert set(threading.enumerate()) <= before  # some of another test's may have ended meanwhile
 
 
 @pytest.mark.parametrize("parallel", [False, True])
-def test_a_lesson_that_fails_is_told_and_the_environment_closes(parallel, monkeypatch):
+def test_an_update_that_fails_is_told_and_the_environment_closes(parallel, monkeypatch):
     env = make(parallel=parallel)
     env.reset()
     monkeypatch.setattr(learner(env), "learn", lambda batch: 1 / 0)

@@ -69,10 +69,10 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
         assert (made.trace_hash(), made.counters()) == whole
 
 
-def test_workers_that_never_wait_for_lessons_are_the_default():
+def test_workers_that_never_wait_for_updates_are_the_default():
     with robot() as made:
         assert not made.sync and {task.serve for task in made.tasks.values()} == {"replica"}
-        assert len(made._driver.workers) == min(max(os.cpu_count() - 1, 1), 2)  # one core is the lessons'
+        assert len(made._driver.workers) == min(max(os.cpu_count() - 1, 1), 2)  # one core is the updates'
         made.run(StopWhen(lambda robot: robot.counters()["updates/model"] > 5))
 
 

@@ -252,7 +252,7 @@ def frames(s):
 
 
 def beta(s, real_steps):
-    """β follows the lessons, of which there is one every `learn_every` steps after the warmup."""
+    """β follows the updates, of which there is one every `learn_every` steps after the warmup."""
     schedule = s.robot.buffers["model"]._beta
     per_step = 1 / s.replay.learn_every
     at_warmup, end = value_of(schedule, 0), value_of(schedule, round((STEPS - s.replay.warmup) * per_step))

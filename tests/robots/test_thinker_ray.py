@@ -126,7 +126,7 @@ def test_one_maker_has_what_it_has_without_ray(ray_obj):
         assert weights(alone) == weights(sharing)
 
 
-def test_a_lesson_that_is_heard_late_takes_no_steps_back():
+def test_an_update_that_is_heard_late_takes_no_steps_back():
     """It has a thread of its own in the actor: what was asked later may be answered before."""
     class Actor(ModelActor):
         def call(self, *_):
@@ -194,7 +194,7 @@ def test_two_actors_learn_one_model_from_rows_of_both_and_one_may_die(ray_obj):
     assert [set(s) for s in statuses] == [keys] * 2
     (first, version), second = ray.get([m.weights.remote() for m in both])
     assert (first, version) == second and first != before
-    # Each has made 60 real steps: 30 to warm up, and one lesson for every 4 after that.
+    # Each has made 60 real steps: 30 to warm up, and one update for every 4 after that.
     assert version == 2 * ((30 + 3) // 4)
     assert ray.get(both[0].play.remote(1))["processed_n"] == 2 * N * 30 + N
     counts = ray.get(ray_obj.actor.facts.remote())["counts"]

@@ -55,7 +55,7 @@ def test_actors_share_a_model():
         ranks = [maker.robot.tasks["model"].rank for maker in makers]
         own = [maker.robot.tasks["model"].version for maker in makers]
         counts = robot.counters()
-        # Each has made 60 real steps or more: 30 to warm up, then a lesson every 16 rows.
+        # Each has made 60 real steps or more: 30 to warm up, then an update every 16 rows.
         assert ranks == [0, 1] and counts["updates/plan"] >= 4 and counts["updates/model"] == max(own) >= 4
         assert counts["rows/model"] == 4 * counts["updates/model"]
         stored = [maker.robot.buffers["model"].get(slice(None), "action_prob") for maker in makers]

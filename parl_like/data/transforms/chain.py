@@ -64,15 +64,15 @@ class Transform(Guarded):
         only_one: Name of the kind of which a chain has at most one; '': any number.
         behind: Rows before a sampled one that replay reads from the buffer.
         update: Whether its statistics may change now.
-        lesson: Number of the lesson that rows are made ready for. What is counted comes into use when this number grows, so that
-            all rows of a lesson are treated alike. None: at once.
+        update_number: Number of the update that rows are made ready for. What is counted comes into use when this number grows,
+            so that all rows of an update are treated alike. None: at once.
     """
 
     tier: Tier = Tier.ROW
     only_one: str = ""
     behind: int = 0
     update: bool = True
-    lesson: int | None = None
+    update_number: int | None = None
 
     def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
         """The observation space behind this transform, given the one before it. Raises ValueError where a field is missing or
@@ -114,7 +114,7 @@ class Transform(Guarded):
         """Takes over what `state_dict` gave. Raises ValueError where it has other fields, or another kind of moments."""
 
     def __repr__(self) -> str:
-        args = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in ("update", "lesson", "moments")}
+        args = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in ("update", "update_number", "moments")}
         shown = {k: getattr(v, "__name__", None) or repr(v) for k, v in args.items()}  # of a function not its address
         return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in shown.items())})"
 
@@ -151,10 +151,10 @@ class Transforms:
             if first.only_one and first.only_one == second.only_one:
                 raise ValueError(f"Transforms: both {first!r} and {second!r}; expected at most one {first.only_one}")
 
-    def prepare(self, lesson: int) -> None:
-        """From now on rows are made ready for this lesson (`Transform.lesson`)."""
+    def prepare(self, update_number: int) -> None:
+        """From now on rows are made ready for this update (`Transform.update_number`)."""
         for transform in self._chain:
-            transform.lesson = lesson
+            transform.update_number = update_number
 
     def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
         """The observation space that the model sees, given the environment's."""

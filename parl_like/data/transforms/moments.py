@@ -43,7 +43,7 @@ class Moments:
             raise ValueError(f"Moments: rate is {rate}, window {window}; expected rate in (0, 1], window at least 1")
         self.rate, self.window = rate, window
         self._parts: tuple[_Part, ...] = ()
-        self._lesson = -1  # for which the moments in use were taken
+        self._update_number = -1  # for which the moments in use were taken
         self._use()
 
     def _use(self) -> None:
@@ -52,12 +52,12 @@ class Moments:
         self._total = total.mean, np.sqrt(np.maximum(total.var, MIN_VAR))  # one assignment: readers see both or neither
         self._behind = False  # whether something was counted since
 
-    def renew(self, lesson: int | None) -> None:
-        """Takes what was counted into use, at the first call for a lesson later than before; None: at every call."""
-        if lesson is None or lesson > self._lesson:
+    def renew(self, update_number: int | None) -> None:
+        """Takes what was counted into use, at the first call for an update later than before; None: at every call."""
+        if update_number is None or update_number > self._update_number:
             with _LOCK:
                 self._use()
-                self._lesson = self._lesson if lesson is None else lesson
+                self._update_number = self._update_number if update_number is None else update_number
 
     @property
     def mean(self) -> Any:
@@ -102,10 +102,10 @@ class Moments:
 
     def state_dict(self) -> dict[str, Any]:
         """rate, window; n [k], mean and var [k, *shape] of k parts: 0 or 1, windowed up to `window`; where rows are made ready
-        for lessons, the number of the newest, and the moments that are in use for it."""
+        for updates, the number of the newest, and the moments that are in use for it."""
         arrays = {key: np.array([getattr(part, key) for part in self._parts], np.float64) for key in _Part._fields}
-        used = {"lesson": self._lesson, "used_mean": np.array(self.mean), "used_std": np.array(self.std)}
-        return {"rate": self.rate, "window": self.window, **arrays, **(used if self._lesson >= 0 or self._behind else {})}
+        used = {"update_number": self._update_number, "used_mean": np.array(self.mean), "used_std": np.array(self.std)}
+        return {"rate": self.rate, "window": self.window, **arrays, **(used if self._update_number >= 0 or self._behind else {})}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Takes over what `state_dict` gave. Raises ValueError where they are moments of another kind."""
@@ -116,7 +116,7 @@ class Moments:
             columns = (np.array(state[key]) for key in _Part._fields)
             self._parts = tuple(_Part(float(n), m, v) for n, m, v in zip(*columns, strict=True))
             self._use()
-            self._lesson = state.get("lesson", -1)
+            self._update_number = state.get("update_number", -1)
             if "used_mean" in state:
                 self._total, self._behind = (np.array(state["used_mean"]), np.array(state["used_std"])), True
 

@@ -30,13 +30,13 @@ class _Normalizer(Transform):
     def _learn(self, phase: Phase, name: str, x: Array) -> None:
         if not self.update:
             return
-        moments, at_once = self.moments[name], self.lesson is None
+        moments, at_once = self.moments[name], self.update_number is None
         if phase == "rollout" and not at_once:
-            moments.renew(self.lesson)  # before this row, which alone would be a poor measure of the whole unroll that follows
+            moments.renew(self.update_number)  # before this row: alone it would be a poor measure of the unroll
         if phase == self.update_on:
             moments.count(x)
         if phase == "replay" or at_once:
-            moments.renew(self.lesson)
+            moments.renew(self.update_number)
 
     def state_dict(self) -> dict[str, Any]:
         return {name: moments.state_dict() for name, moments in self.moments.items()}
@@ -50,8 +50,8 @@ class _Normalizer(Transform):
 
 class ObservationNormalizer(_Normalizer, ObservationTransform):
     """Fields in standard deviations from their mean, number by number, float32. A batch counts before it is transformed, unless
-    the statistics are in use for rows of its lesson already (`Transform.lesson`): such as by an on-policy helper, from its first
-    action on.
+    the statistics are in use for rows of its update already (`Transform.update_number`): such as by an on-policy helper, from its
+    first action on.
 
     Args:
         clip: Results are cut to ± clip; None: not at all.

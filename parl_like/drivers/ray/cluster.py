@@ -196,5 +196,5 @@ class RayDriver(HostedDriver):
     def close(self) -> None:
         """Ends the workers, and the actors of tasks."""
         super().close()
-        for task in self.crew.tasks.values() if self.crew is not None else ():
+        for task in self.pool.tasks.values() if self.pool is not None else ():
             task.close()

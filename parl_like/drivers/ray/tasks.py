@@ -22,7 +22,7 @@ from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.values.errors import TaskFailed
 from parl_like.values.spec import Array
 
-LESSONS = "lessons"
+UPDATES = "updates"
 COUNTS = ("version", "learns", "rows_learned", "skipped", "skips")
 IN_ACTOR = ("the algorithm is in a Ray actor; here it has spaces, window, explorer, plain attributes and networks(). Ask the "
             "task "
@@ -30,7 +30,7 @@ IN_ACTOR = ("the algorithm is in a Ray actor; here it has spaces, window, explor
 
 
 class TaskActor:
-    """A computation task. Lessons have a thread, and everything else has another: predictions come between a lesson's steps."""
+    """A computation task. Updates have a thread, and everything else has another: predictions come between an update's steps."""
 
     task: ComputationTask
     told = 0
@@ -71,7 +71,7 @@ class TaskActor:
 def start(kind: type[TaskActor], resources: ActorResources) -> Any:
     """A new actor of this kind. It is not restarted: it would have new weights."""
     asked = {**resources.asked(), "num_cpus": CONNECTION.cpus(1.0 if resources.num_cpus is None else resources.num_cpus)}
-    return the_ray().remote(max_restarts=0, concurrency_groups={LESSONS: 1}, **asked)(kind).remote()
+    return the_ray().remote(max_restarts=0, concurrency_groups={UPDATES: 1}, **asked)(kind).remote()
 
 
 class Here:
@@ -222,7 +222,7 @@ class RayTask(ComputationTask):
 
     def _send(self, method: str, *arguments: Any, **options: Any) -> Any:
         call = self._actor.call
-        return (call.options(concurrency_group=LESSONS) if method == "learn" else call).remote(method, arguments, options,
+        return (call.options(concurrency_group=UPDATES) if method == "learn" else call).remote(method, arguments, options,
                                                                                                 self._env_steps)
 
     act, learn = _forwarded("act"), _forwarded("learn")

@@ -1,4 +1,4 @@
-"""Lessons: learning in threads of its own while predictions go on, for drivers that serve in one thread (async mode)."""
+"""Updates: learning in threads of its own while predictions go on, for drivers that serve in one thread (async mode)."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from parl_like.tasks.tickets import Ticket
 log = logging.getLogger("parl_like.processes")
 
 
-class Lessons:
-    """The lessons that are being given.
+class BackgroundUpdates:
+    """The updates that are being given.
 
     Attributes:
         running: By the queue that they came from; one of each queue at a time.
-        descriptors: File descriptors of which one becomes readable when a lesson has ended.
+        descriptors: File descriptors of which one becomes readable when an update has ended.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class Lessons:
                                 task.name, type(error).__name__, error)
 
     def give(self, queue: RequestQueue, batch: RequestBatch, tasks: Sequence[Any], afterwards: Callable[[], Any]) -> None:
-        """Begins a lesson. `afterwards` is called in its thread at the end, and `ended` gives what it returned."""
+        """Begins an update. `afterwards` is called in its thread at the end, and `ended` gives what it returned."""
         if self._threads is None:
             # Asking torch for its threads limits a thread's own.
             self._beside = ThreadPoolExecutor(len(tasks), "learn", torch.get_num_threads)
@@ -62,18 +62,18 @@ class Lessons:
             return tickets, found
 
         with shielded():  # one that nobody knew of would not be waited for
-            self.running[queue] = lesson = self._threads.submit(work)
-        lesson.add_done_callback(lambda _: os.eventfd_write(told, 1))
+            self.running[queue] = update = self._threads.submit(work)
+        update.add_done_callback(lambda _: os.eventfd_write(told, 1))
 
     def ended(self) -> list[tuple[RequestQueue, list[Ticket], Any]]:
-        """Queue, answered requests and what `afterwards` returned, of the lessons that have ended since the last call."""
+        """Queue, answered requests and what `afterwards` returned, of the updates that have ended since the last call."""
         out = []
-        for queue, lesson in list(self.running.items()):
-            if lesson.done():
+        for queue, update in list(self.running.items()):
+            if update.done():
                 with suppress(BlockingIOError):
                     os.eventfd_read(self.descriptors[0])
                 del self.running[queue]
-                out.append((queue, *lesson.result()))
+                out.append((queue, *update.result()))
         return out
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from parl_like.drivers.messages import ERRORS, Kind, Message, RemoteError, text_of
-from parl_like.drivers.workers.background_updates import Lessons
+from parl_like.drivers.workers.background_updates import BackgroundUpdates
 from parl_like.drivers.workers.proxies import RemoteAgent, TaskCard
 from parl_like.drivers.workers.requests import put_request, replies
 from parl_like.drivers.workers.shared_parameters import Publication, Publisher
@@ -69,14 +69,14 @@ class HostedDriver(WorkerStates):
         self.supervisor = Supervisor(self.link, self.options, self._recipe, lambda worker, why: self._lost(worker, why),
                                      self._agent_failed, "all others wait for it" if sync else "nobody waits for it")
         self.agent_restarts = 0
-        self._lessons = Lessons()
-        self.lessons = self._lessons.running
+        self._updates = BackgroundUpdates()
+        self.updates = self._updates.running
         self._owner = 0  # the process that opened the link; 0: it is closed
         self._halting = False  # whether agents are being interrupted
         self._calling = False  # a hook or a stop condition is being called
         self._known_collecting: bool | str = False  # what the workers know of `collecting`
         self._robots_turn = False  # before paused workers go on
-        self._lesson_replies: list[Ticket] = []  # sync, or between two runs: given when the run goes on
+        self._update_replies: list[Ticket] = []  # sync, or between two runs: given when the run goes on
         self._waiting = False  # for the next run
         self._post_episode: Sequence[Callable[..., None]] = ()  # hooks of ended episodes, and of many steps at once
         self._post_steps: Sequence[Callable[..., None]] = ()
@@ -88,25 +88,25 @@ class HostedDriver(WorkerStates):
 
     # ----------------------------------------------------------------------------------------------------------- making agents
 
-    def make_agents(self, crew: Any, n: int) -> list[Any]:
+    def make_agents(self, pool: Any, n: int) -> list[Any]:
         """Divides agents over the workers, in blocks; they are made when the robot starts."""
-        self.crew = crew
-        like, seeds = crew.make_example(), crew.new_seeds(n)
-        agents = [RemoteAgent(crew, index, like, self.observe) for index, _ in seeds]
+        self.pool = pool
+        like, seeds = pool.make_example(), pool.new_seeds(n)
+        agents = [RemoteAgent(pool, index, like, self.observe) for index, _ in seeds]
         options, blocks = self.options, np.array_split(np.arange(n), self.options.count(n))
         self.supervisor.workers = [WorkerHandle(number, [agents[i] for i in block],
                                                 RestartBudget(options.max_restarts, options.period, 0.0))
                                    for number, block in enumerate(blocks)]
-        self._cards = {name: TaskCard(task) for name, task in crew.tasks.items()}
+        self._cards = {name: TaskCard(task) for name, task in pool.tasks.items()}
         self._seeds = dict(seeds)
         return agents
 
     def _recipe(self, worker: WorkerHandle) -> Recipe:
         """What a worker's next process is told."""
-        crew, root, cards = self.crew, self.crew._seeds, {}
+        pool, root, cards = self.pool, self.pool._seeds, {}
         worker.owner = Owner()  # the rows of the process before are free when nothing that it sent waits any more
         for name, card in self._cards.items():
-            task = crew.tasks[name]
+            task = pool.tasks[name]
             cards[name] = card = copy.copy(card)
             card.version, card.learns = task.version, task.learns
             if card.source is None and (n := sum(agent.needs.get(name, 0) for agent in worker.agents)):
@@ -114,9 +114,9 @@ class HostedDriver(WorkerStates):
         again = (worker.incarnation,) if worker.incarnation else ()  # the agents of a new worker do not repeat the old one's luck
         seeds = [(a.index, self._seeds[a.index].entropy, (*self._seeds[a.index].spawn_key, *again)) for a in worker.agents]
         return Recipe(
-            worker.name, cards, for_elsewhere(crew._env), crew._make_agent, crew._label, crew.mode, self.sync, seeds,
-            (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), crew.trace is not None,
-            self.options.agent_restarts, len(crew.agents), worker.agents[0].n_envs)
+            worker.name, cards, for_elsewhere(pool._env), pool._make_agent, pool._label, pool.mode, self.sync, seeds,
+            (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), pool.trace is not None,
+            self.options.agent_restarts, len(pool.agents), worker.agents[0].n_envs)
 
     def _open(self) -> None:
         if not self._owner:
@@ -126,7 +126,7 @@ class HostedDriver(WorkerStates):
             _open.add(self)
 
     def need_local(self, what: str, why: str) -> None:
-        raise ValueError(f"{what}: under driver={self.crew.driver_name!r} {why}")
+        raise ValueError(f"{what}: under driver={self.pool.driver_name!r} {why}")
 
     def observe(self, hooks: list[Any]) -> None:
         """The robot's hooks, from now on.
@@ -134,12 +134,12 @@ class HostedDriver(WorkerStates):
         Raises:
             ValueError: one listens to what happens in the workers.
         """
-        hooks = [hook for hook in hooks if hook is not self.crew.trace]  # the workers have their own
+        hooks = [hook for hook in hooks if hook is not self.pool.trace]  # the workers have their own
         for hook in hooks:
             heard = [stage for stage in ("pre_episode", "pre_act", "post_act") if overridden([hook], stage)]
             if heard and not getattr(hook, "counts_only", False):
                 raise ValueError(f"{type(hook).__name__} listens to {', '.join(heard)}, which happen in worker processes; under "
-                                 f"driver={self.crew.driver_name!r} hooks hear "
+                                 f"driver={self.pool.driver_name!r} hooks hear "
                                  "of the experiment and of ended episodes (post_episode). Put the rest into the agent, or use "
                                  "another driver")
         self._post_steps = [hook.post_act for hook in hooks if getattr(hook, "counts_only", False)]
@@ -168,15 +168,15 @@ class HostedDriver(WorkerStates):
         """Returns when every worker has said hello."""
         while not self.stopping and not all(worker.up for worker in self.workers):
             self._pump()
-            self.crew._raise()
+            self.pool._raise()
 
     def _start_agents(self) -> None:
         """Starts the agents of workers that are up and have not been told."""
         starting = [worker for worker in self.workers if worker.up and not worker.running and not self._halting]
         if not starting:
             return
-        if not self.sync and not self.lessons:
-            self._lessons.make_copies(self._tasks())
+        if not self.sync and not self.updates:
+            self._updates.make_copies(self._tasks())
         self._publish(self._unpublished(always=True, to_all=len(starting) == len(self.workers)), starting)
         for worker in starting:
             worker.running = True
@@ -201,8 +201,8 @@ class HostedDriver(WorkerStates):
     def _run_ready(self) -> None:
         """Waits until all workers wait (sync), or something has waited long enough for them (async); then it is in the queues."""
         had, self._robots_turn = self._robots_turn, False
-        if self._lesson_replies and not self.stopping:
-            replies, self._lesson_replies = self._lesson_replies, []
+        if self._update_replies and not self.stopping:
+            replies, self._update_replies = self._update_replies, []
             self._publish(self._unpublished())  # before the replies, after which the agents act
             self._reply(replies)
         while not self.stopping:
@@ -218,7 +218,7 @@ class HostedDriver(WorkerStates):
                 if self.sync and any(queue.rows for queue in self.predictions):
                     self.supervisor.order("go", paused)
                     break
-                if self.sync and not self._lessons_wait():
+                if self.sync and not self._updates_wait():
                     break
                 if self.sync and not (had or self._halting or any(queue.rows for queue in self.trainings)):
                     self._robots_turn = True
@@ -228,7 +228,7 @@ class HostedDriver(WorkerStates):
                 if not self.sync and not self._halting:
                     self._robots_turn = True
                     break
-            elif quiet and (any(queue.rows and queue not in self.lessons for queue in self.queues) or not self._coming()):
+            elif quiet and (any(queue.rows and queue not in self.updates for queue in self.queues) or not self._coming()):
                 break
             left = LISTEN_S if self.sync else min(map(self._due, self.queues), default=INFINITE)
             if left <= 0:
@@ -241,11 +241,11 @@ class HostedDriver(WorkerStates):
         ended = False
         if not self.supervisor.drain() and seconds > 0:
             # Some descriptors (of ZeroMQ) tell of changes only, so `drain` came first.
-            told = readable([*self.link.descriptors(), *(self._lessons.descriptors if self.lessons else [])],
+            told = readable([*self.link.descriptors(), *(self._updates.descriptors if self.updates else [])],
                             min(seconds, LISTEN_S))
             ended = not self.supervisor.drain() and bool(told)
-        if self.lessons:
-            for queue, tickets, publications in self._lessons.ended():
+        if self.updates:
+            for queue, tickets, publications in self._updates.ended():
                 self._publish(publications)
                 self._answer(queue, tickets)
         if ended or monotonic() - self.supervisor.looked > 0.05:
@@ -281,10 +281,10 @@ class HostedDriver(WorkerStates):
         return any(worker.running and (worker.paused or not worker.quiet) for worker in self.workers)
 
     def _coming(self) -> bool:
-        """Whether a lesson is being given, or a worker is being replaced, whose agents will act again."""
-        return bool(self.lessons) or (not self._halting and any(worker.taken and not worker.running for worker in self.workers))
+        """Whether an update is being given, or a worker is being replaced, whose agents will act again."""
+        return bool(self.updates) or (not self._halting and any(worker.taken and not worker.running for worker in self.workers))
 
-    # ---------------------------------------------------------------------------------------------- lessons and lost workers
+    # ---------------------------------------------------------------------------------------------- updates and lost workers
 
     def _lost(self, worker: WorkerHandle, why: str) -> None:
         """A worker has ended: what it had sent is still served, and nobody waits for it; another takes its place."""
@@ -308,11 +308,11 @@ class HostedDriver(WorkerStates):
         if self.sync or queue.kind == "predict":
             super()._serve(queue)
             return
-        while queue in self.lessons:
+        while queue in self.updates:
             self._pump()
         batch = queue.take()
         if batch is not None:
-            self._lessons.give(queue, batch, self._tasks(), self._unpublished)
+            self._updates.give(queue, batch, self._tasks(), self._unpublished)
 
     def _tasks(self) -> list[Any]:
         return [queue.task for queue in self.trainings]
@@ -330,7 +330,7 @@ class HostedDriver(WorkerStates):
         come."""
         if self.sync:
             return super()._train_round()
-        waiting = [] if self._robots_turn else [queue for queue in self.trainings if queue.batches and queue not in self.lessons]
+        waiting = [] if self._robots_turn else [queue for queue in self.trainings if queue.batches and queue not in self.updates]
         for queue in waiting:
             self._serve(queue)
         return bool(waiting)
@@ -381,30 +381,30 @@ class HostedDriver(WorkerStates):
                 if "turn" in message.notes:
                     self._count(worker, message.notes)
                 if requests and message.kind is not Kind.EVENT:
-                    if answered := put_request(self.crew.wrappers, self.link, worker, message):
+                    if answered := put_request(self.pool.wrappers, self.link, worker, message):
                         self._wake(answered)
 
     def _count(self, worker: WorkerHandle, notes: Mapping[str, Any]) -> None:
         """What the agents of a worker have done in a turn, and what its queues have."""
-        crew, agent = self.crew, worker.agents[0]
+        pool, agent = self.pool, worker.agents[0]
         for queue in self.queues:
             counters = queue.counters
             for name, n in zip(COUNTS, notes.get(f"{queue.kind} {queue.task.name}", ()), strict=False):
                 setattr(counters, name, getattr(counters, name) + n)
             if queue.kind == "learn" and (rows := notes.get(f"rows {queue.task.name}")):
-                crew.rows.count(queue.task.name, *rows)
-        crew.take_over(notes)
+                pool.rows.count(queue.task.name, *rows)
+        pool.take_over(notes)
         if "steps" in notes:
             if agent.env is not None:
                 agent.env.time_steps += notes["time"]
-            crew.env_steps += notes["steps"]
+            pool.env_steps += notes["steps"]
             with self._called(agent):
                 for call in self._post_steps:
                     call(agent)
-                if crew._stop is not None and crew._stop(crew):
-                    crew.request_stop()
+                if pool._stop is not None and pool._stop(pool):
+                    pool.request_stop()
         if "stop" in notes:
-            crew.request_stop()
+            pool.request_stop()
 
     @contextmanager
     def _called(self, agent: Any) -> Iterator[None]:
@@ -436,7 +436,7 @@ class HostedDriver(WorkerStates):
         for index, env, episode_return, length in zip(*(column.tolist() for column in columns.values()), strict=True):
             value = np.array(episode_return) if isinstance(episode_return, list) else episode_return
             if index < 0:
-                self.crew.count_episode(env, value, length, next(parts, ()))
+                self.pool.count_episode(env, value, length, next(parts, ()))
                 continue
             agent = worker.agents[index - worker.agents[0].index]
             agent.env.episode_return, agent.env.episode_length, agent.env.env_index = value, length, env
@@ -452,7 +452,7 @@ class HostedDriver(WorkerStates):
                 ticket.queue.counters.requests += ticket.waiter.agents
                 ticket.waiter.agents = 0
         if (self.sync or self._waiting) and tickets and tickets[0].queue is not None and tickets[0].queue.kind == "learn":
-            self._lesson_replies += tickets
+            self._update_replies += tickets
         else:
             self._reply(tickets)
 
@@ -468,9 +468,9 @@ class HostedDriver(WorkerStates):
         if signal == "stop":
             for queue in self.queues:
                 queue.fail_all("the robot stopped")
-            self._lesson_replies.clear()
+            self._update_replies.clear()
             self.supervisor.order("stop")
-            while self.lessons:  # as everywhere, a lesson that has begun is finished
+            while self.updates:  # as everywhere, an update that has begun is finished
                 self._pump()
             for task in self._tasks():
                 task.acting = None  # nothing learns beside predictions now
@@ -517,7 +517,7 @@ class HostedDriver(WorkerStates):
             for queue in self.trainings:
                 while queue.batches:
                     self._serve(queue)
-            while self.lessons:
+            while self.updates:
                 self._pump()
             for task in self._tasks():
                 task.acting = None  # nothing learns beside predictions now
@@ -527,7 +527,7 @@ class HostedDriver(WorkerStates):
     def go_on(self) -> None:
         self._waiting = False
         if not self.sync:
-            self._lessons.make_copies(self._tasks())
+            self._updates.make_copies(self._tasks())
         # Somebody may have changed them meanwhile. Those that lag are sent when their time has come.
         self._publish(self._unpublished(always=all(task.sync_every == 1 for task in self._tasks())))
 
@@ -565,7 +565,7 @@ class HostedDriver(WorkerStates):
             elif worker.taken:  # else it has not heard of the end
                 self.supervisor.end(worker, "did not close its environments within 5 s" if worker.up else "")
         self.supervisor.sum_up()
-        self._lessons.close()
+        self._updates.close()
         self.link.close()
         self._owner = 0
         _open.discard(self)

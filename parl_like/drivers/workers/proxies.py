@@ -101,8 +101,8 @@ class RemoteAgent:
         observe: Called with the robot's hooks.
     """
 
-    def __init__(self, crew: Any, index: int, like: Any, observe: Any) -> None:
-        self.robot, self.index, self._label = crew, index, f"{crew._label} {index}"
+    def __init__(self, pool: Any, index: int, like: Any, observe: Any) -> None:
+        self.robot, self.index, self._label = pool, index, f"{pool._label} {index}"
         self.n_envs, self.vector, self.learns, self.needs = like.n_envs, like.vector, like.learns, like.needs
         self.helpers = Elsewhere(self._label)
         self.steps = 0

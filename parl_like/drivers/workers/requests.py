@@ -54,7 +54,7 @@ def put_request(wrappers: Mapping[str, ComputationWrapper], link: Link, worker: 
         wrapper = wrappers[message.task]
         if message.kind is Kind.LEARN:
             ticket = part(message.rows)
-            ticket.steps, ticket.scheduled = message.notes["lesson"]
+            ticket.steps, ticket.scheduled = message.notes["update"]
             # Copies: a frame is read-only, and tensors are made of these.
             return wrapper.trainings.put(ticket, {name: value.copy() for name, value in message.arrays.items()})
         queue, block, start = wrapper.predictions, message.notes.get("block"), 0

@@ -21,7 +21,7 @@ import zmq
 from parl_like.drivers.messages import Kind, Message, pack, pack_error, pack_state, unpack, unpack_state
 from parl_like.drivers.workers.shared_parameters import Parameters
 from parl_like.drivers.workers.shared_rows import Blocks
-from parl_like.drivers.workers.worker_agents import COUNTS, Recipe, WorkerCrew
+from parl_like.drivers.workers.worker_agents import COUNTS, Recipe, WorkerPool
 from parl_like.learning.span import move_ends
 from parl_like.tasks.acting_copies import tensors_of
 from parl_like.values.errors import AgentFailed
@@ -36,7 +36,7 @@ SIGN_OF_LIFE = 1.0
 
 
 class Worker:
-    """A crew, what the robot has told it, and what the robot was told.
+    """A pool, what the robot has told it, and what the robot was told.
 
     Args:
         send: Carries one message, a list of frames, to the robot; in order, once.
@@ -68,21 +68,21 @@ class Worker:
     def begin(self) -> bool:
         """Makes the agents, and says hello; False where that failed, which the robot was told."""
         try:
-            self.crew = WorkerCrew(self.recipe, self.report_failure)
+            self.pool = WorkerPool(self.recipe, self.report_failure)
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises is the robot's to report
             self.report_failure(-1, error)
             return False
-        self.driver = self.crew._driver
+        self.driver = self.pool._driver
         if self.recipe.shared:
             self.blocks = Blocks(self.recipe.shared, self.recipe.name)
-            for wrapper in self.crew.wrappers.values():
+            for wrapper in self.pool.wrappers.values():
                 if wrapper.task.serve == "central":
                     wrapper.predictions.make_block = self.blocks.make
         self.send(Kind.HELLO)
         return True
 
     def _time_steps(self) -> int:
-        return sum(agent.env.time_steps for agent in self.crew.agents if agent.env is not None)
+        return sum(agent.env.time_steps for agent in self.pool.agents if agent.env is not None)
 
     # --------------------------------------------------------------------------------------------------------------- a turn
 
@@ -90,7 +90,7 @@ class Worker:
         """Runs the agents until all wait; sends what they wait for, and what has happened since the last turn. The last message
         says so.
 
-        A replica waits for agents that wait for lessons (async): these set the pace then, and a batch of all agents costs little
+        A replica waits for agents that wait for updates (async): these set the pace then, and a batch of all agents costs little
         more than one of those that come first.
 
         Returns:
@@ -132,7 +132,7 @@ class Worker:
         number = self.blocks.number_of(batch.block) if self.blocks is not None and batch.block is not None else None
         if queue.kind == "learn":
             rows = queue.joined(batch)
-            said["lesson"] = [max(t.steps for t in batch.tickets), int(any(t.scheduled for t in batch.tickets))]
+            said["update"] = [max(t.steps for t in batch.tickets), int(any(t.scheduled for t in batch.tickets))]
         elif number is None:
             rows = {name: column[:n] for name, column in batch.block.arrays.items()}
         else:
@@ -142,28 +142,28 @@ class Worker:
 
     def _counts(self) -> dict[str, Any]:
         """What is to be added to the robot's counts: steps, and by queue and task what the queues have counted here."""
-        crew = self.crew
+        pool = self.pool
         notes: dict[str, Any] = {"turn": self.seen}
-        if crew.env_steps != self.steps:
+        if pool.env_steps != self.steps:
             time_steps = self._time_steps()
-            notes["steps"], notes["time"] = crew.env_steps - self.steps, time_steps - self.time_steps
-            self.steps, self.time_steps = crew.env_steps, time_steps
-        if crew.episodes_cut:
-            notes["cuts"], crew.episodes_cut = crew.episodes_cut, 0
-        if crew.bad_values:
-            notes["bad"], crew.bad_values = crew.bad_values, 0
-        if crew.said:
-            notes["said"], crew.said = "\n".join(crew.said), []
-        for name, rows in crew.rows.take().items():
+            notes["steps"], notes["time"] = pool.env_steps - self.steps, time_steps - self.time_steps
+            self.steps, self.time_steps = pool.env_steps, time_steps
+        if pool.episodes_cut:
+            notes["cuts"], pool.episodes_cut = pool.episodes_cut, 0
+        if pool.bad_values:
+            notes["bad"], pool.bad_values = pool.bad_values, 0
+        if pool.said:
+            notes["said"], pool.said = "\n".join(pool.said), []
+        for name, rows in pool.rows.take().items():
             notes[f"rows {name}"] = list(rows)
         for queue in self.driver.queues:
             counted = [getattr(queue.counters, name) for name in COUNTS]
             if any(counted):
                 notes[f"{queue.kind} {queue.task.name}"] = counted
                 queue.counters.load_state_dict(dict.fromkeys(COUNTS, 0))
-        if crew.wants_stop:
-            notes["stop"], crew.wants_stop = True, False
-            for agent in crew.agents:
+        if pool.wants_stop:
+            notes["stop"], pool.wants_stop = True, False
+            for agent in pool.agents:
                 agent.signal = None if agent.quota_steps is None else agent.signal  # all wait for the robot, which knows now
         return notes
 
@@ -176,14 +176,14 @@ class Worker:
             notes["parked"], notes["alive"] = [agent.index for agent in parked], [agent.index for agent in alive]
             self.told = len(parked), len(alive)
         if self.tell_steps:
-            notes["agent_steps"], self.tell_steps = [agent.steps for agent in self.crew.agents], False
+            notes["agent_steps"], self.tell_steps = [agent.steps for agent in self.pool.agents], False
         kinds = {"agent": np.int32, "env": np.int64, "return": np.float64, "length": np.int64}
-        columns = zip(*self.crew.ended, strict=True)
+        columns = zip(*self.pool.ended, strict=True)
         episodes = {name: np.array(column, kind) for (name, kind), column in zip(kinds.items(), columns, strict=False)}
-        self.crew.ended.clear()
-        if self.crew.parts:
-            episodes["parts"] = np.array(self.crew.parts, np.float64)
-            self.crew.parts.clear()
+        self.pool.ended.clear()
+        if self.pool.parts:
+            episodes["parts"] = np.array(self.pool.parts, np.float64)
+            self.pool.parts.clear()
         return notes, episodes
 
     # --------------------------------------------------------------------------------------------------------------- orders
@@ -205,7 +205,7 @@ class Worker:
         self.told = None  # an order may make agents go on, and park where they had
         order = message.notes["order"]
         if order == "end":
-            for agent in self.crew.agents:
+            for agent in self.pool.agents:
                 if agent.env is not None:
                     agent.env.close()
             return False
@@ -214,7 +214,7 @@ class Worker:
 
     def _parameters(self, message: Message) -> None:
         """Of a replica's networks, as they are in the robot's process."""
-        acting, notes = self.crew.tasks[message.task].acting, message.notes
+        acting, notes = self.pool.tasks[message.task].acting, message.notes
         assert acting is not None
         version, updates, number = notes["version"], notes["updates"], notes.get("number")
         if number is not None and message.task not in self.areas:
@@ -246,12 +246,12 @@ class Worker:
 
     def _limit(self, message: Message) -> list[Any]:
         """Sets how far the agents named go, -1 for no bound, and returns them."""
-        notes, agents, named = message.notes, {agent.index: agent for agent in self.crew.agents}, []
+        notes, agents, named = message.notes, {agent.index: agent for agent in self.pool.agents}, []
         for index, steps, episodes in zip(notes["agents"], notes["steps"], notes["episodes"], strict=True):
             agent = agents[index]
             agent.quota_steps, agent.quota_episodes = None if steps < 0 else steps, None if episodes < 0 else episodes
             named.append(agent)
-        for agent in self.crew.agents:
+        for agent in self.pool.agents:
             for helper in agent.helpers.values():
                 helper.collecting = notes["collecting"]
         return named
@@ -261,38 +261,38 @@ class Worker:
 
     def _start(self, message: Message) -> None:
         self._limit(message)
-        self.crew._ensure_started()
+        self.pool._ensure_started()
 
     def _resume(self, message: Message) -> None:
         self.driver.resume(self._limit(message))
 
     def _interrupt(self, message: Message) -> None:
-        self.driver.halt(self.crew.agents, "interrupt")
+        self.driver.halt(self.pool.agents, "interrupt")
 
     def _stop(self, message: Message) -> None:
         """Ends all agents; they can be started again."""
-        self.crew._halt()
-        self.crew.wants_stop = False
+        self.pool._halt()
+        self.pool.wants_stop = False
         self.tell_steps = True
 
     def _settle(self, message: Message) -> None:
-        """After an interruption: lessons whose replies have come."""
-        self.crew._settle()
+        """After an interruption: updates whose replies have come."""
+        self.pool._settle()
         self.tell_steps = True
 
     def _answer(self, state: Any) -> None:
         self.send(Kind.STATE, arrays=pack_state(state), notes={"answer": self.seen})
 
     def _digests(self) -> dict[str, str]:
-        trace = self.crew.trace
+        trace = self.pool.trace
         return {} if trace is None else {str(i): digest.hex() for i, digest in trace.digests.items()}
 
     def _trace(self, message: Message) -> None:
         self._answer(self._digests())
 
     def _state(self, message: Message) -> None:
-        self._answer({"agents": {str(agent.index): agent.state_dict() for agent in self.crew.agents}, "trace": self._digests(),
-                      "buffers": {name: buffer.state_dict() for name, buffer in self.crew.buffers.items()}})
+        self._answer({"agents": {str(agent.index): agent.state_dict() for agent in self.pool.agents}, "trace": self._digests(),
+                      "buffers": {name: buffer.state_dict() for name, buffer in self.pool.buffers.items()}})
 
     def _load(self, message: Message) -> None:
         state = unpack_state(message.arrays)
@@ -300,13 +300,13 @@ class Worker:
             self.driver.load_state_dict({"agents": state["agents"],
                                          **{f"buffer.{name}": buffer for name, buffer in state["buffers"].items()}})
         except AgentFailed as error:  # another worker would fail likewise
-            self.report_failure(self.crew.agents[0].index, error)
+            self.report_failure(self.pool.agents[0].index, error)
             return
         self.time_steps = self._time_steps()
         for name, learns in state["learns"].items():
-            self.crew.tasks[name].learns = learns
-        if self.crew.trace is not None:
-            self.crew.trace.digests = {int(i): bytes.fromhex(d) for i, d in state["trace"].items()}
+            self.pool.tasks[name].learns = learns
+        if self.pool.trace is not None:
+            self.pool.trace.digests = {int(i): bytes.fromhex(d) for i, d in state["trace"].items()}
         self._answer({})
 
 

@@ -1,4 +1,4 @@
-"""The agents of one worker: a crew with the cooperative driver, whose batches are sent to the robot instead of being served."""
+"""The agents of one worker: a pool with the cooperative driver, whose batches are sent to the robot instead of being served."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from parl_like.drivers.workers.proxies import TaskCard
 from parl_like.environment.factory import make_one
 from parl_like.environment.hooks import Hook, TraceHash
 from parl_like.process.child import RestartBudget
-from parl_like.run.agent_pool import Crew
+from parl_like.run.agent_pool import AgentPool
 from parl_like.tasks.driver import CALLED_BY_AGENT
 from parl_like.tasks.tickets import Counters, Ticket
 from parl_like.values.errors import Interrupted, Stopped, TaskFailed
@@ -121,7 +121,7 @@ class RemoteDriver(CooperativeDriver):
         return bool(self._resting)
 
     def answers_come(self) -> bool:
-        """Whether an agent waits for a lesson that was sent and itself waits for nobody (async, and no `min_rows`)."""
+        """Whether an agent waits for an update that was sent and itself waits for nobody (async, and no `min_rows`)."""
         return any(ticket.waiter is not None for queue, batch in self.sent.values()
                    if queue.kind == "learn" and queue.rule.min_rows is None for ticket in batch.tickets)
 
@@ -181,8 +181,8 @@ class EpisodeReport(Hook):
                 agent.quota_episodes -= 1
 
 
-class WorkerCrew(Crew):
-    """The agents of one worker, as a crew of their own.
+class WorkerPool(AgentPool):
+    """The agents of one worker, as a pool of their own.
 
     Args:
         report: Called with an agent's index, what its code raised, and whether it begins anew.

@@ -50,7 +50,7 @@ class WorkerStates(CooperativeDriver):
                     asked[worker] = worker.incarnation
                     self.supervisor.order(order, [worker], None if states is None else pack_state(states[worker.number]))
             self._pump()
-            self.crew._raise()
+            self.pool._raise()
         return [worker.states.popleft() for worker in self.workers]
 
     def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
@@ -65,13 +65,13 @@ class WorkerStates(CooperativeDriver):
 
     def check_state(self, state: Mapping[str, Any]) -> None:
         saved = state[WORKERS]
-        same_agents([index for part in saved.values() for index in part["agents"]], self.crew.agents)
+        same_agents([index for part in saved.values() for index in part["agents"]], self.pool.agents)
         if len(saved) != len(self.workers):
             raise ValueError(f"Robot: the saved state has {len(saved)} workers, this robot {len(self.workers)}; set "
                              f"Processes(workers={len(saved)})")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        learns = {name: task.learns for name, task in self.crew.tasks.items()}
+        learns = {name: task.learns for name, task in self.pool.tasks.items()}
         states = [{**state[WORKERS][str(worker.number)], "learns": learns} for worker in self.workers]
         self._ask("load", states)
         for worker, part in zip(self.workers, states, strict=True):
