@@ -51,13 +51,13 @@ LAYER = Range(1, 2**24)
 RANGES: Mapping[str, Range] = {
     **dict.fromkeys(("backtracks", "blocks", "burn_in", "decoder_depth", "drop", "generation", "max_queued", "max_skips",
                      "random_steps", "renorm_after", "target_period", "warmup"), COUNT_OR_0),
-    **dict.fromkeys(("gamma", "lam", "tau", "epsilon", "share", "real", "beta", "keep"), SHARE),
+    **dict.fromkeys(("gamma", "lam", "tau", "epsilon", "share", "real", "beta"), SHARE),
     **dict.fromkeys(("dropout", "beta1"), PART),
     **dict.fromkeys(("elite", "top"), PORTION),
-    **dict.fromkeys(("adam_eps", "delta", "temperature", "adaptive_kl", "clip", "dt", "max_grad_norm", "value_clip",
+    **dict.fromkeys(("adam_eps", "temperature", "adaptive_kl", "clip", "dt", "max_grad_norm", "value_clip",
                      "norm_floor", "reward_clip", "value_bound"), POSITIVE),
-    **dict.fromkeys(("floor", "log_std_init", "reward_scale", "scale", "shift", "start", "target_entropy", "v_max", "v_min"),
-                    FINITE),
+    **dict.fromkeys(("floor", "keep", "log_std_init", "reward_scale", "scale", "shift", "start", "target_entropy", "v_max",
+                     "v_min"), FINITE),
     **dict.fromkeys(("high", "low"), ANY),  # of what is clipped
     **dict.fromkeys(("c_bar", "rho_bar"), WEIGHT),  # with ∞ nothing is cut
     **dict.fromkeys(("channels", "critic_hidden", "features", "halved_widths", "hidden", "nodes", "vp_channels",
@@ -71,7 +71,6 @@ RANGES: Mapping[str, Range] = {
     "total_steps": Range(1, 2**53),
     "threshold": FINITE,
     "seconds": WEIGHT,
-    "StopWithoutImprovement.delta": NOT_NEGATIVE,
     **dict.fromkeys(("Recurrent.size", "RecurrentActorCritic.size", "RecurrentQ.size"), LAYER),
 }
 """Name of a setting, or its class and name, → its range, where it is not that of its type: whole numbers from 1 on, others from 0
