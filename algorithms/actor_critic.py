@@ -35,7 +35,7 @@ from parl_like.values.spec import Array, leaf_spaces, nest
 
 
 class ActorCritic(Algorithm):
-    """What A2C, PPO and others share: acting with the policy head alone, and advantages for the rows of an unroll.
+    """The base of A2C, PPO and others: acting with the policy head alone, and advantages for the rows of an unroll.
 
     Rows come flat: segments of all agents one after the other, time order inside, `last` marking each cut. Values and
     log-probabilities are computed here, for the whole batch at once, not while acting.
@@ -72,7 +72,7 @@ class ActorCritic(Algorithm):
         self.recurrent = bool(self.model.state_specs())
 
     def value_shapes(self, n: int) -> tuple[tuple[int, ...], ...]:
-        """What `value` of n rows may look like."""
+        """Return the shapes that `value` of n rows may have."""
         return ((n,),)
 
     def check_model(self, inputs: Batch) -> None:
@@ -103,7 +103,7 @@ class ActorCritic(Algorithm):
         check_shape(self, "head.entropy", model.head.entropy(out), (n,))
 
     def check_kl(self, inputs: Batch) -> None:
-        """Of algorithms that read it: that the head has `kl(out, other) -> [N]`."""
+        """Check that the head has `kl(out, other) -> [N]`, for algorithms that read it."""
         head = self.model.head
         if not hasattr(head, "kl"):
             raise refuse(self, "head.kl", "kl(out, other) -> [N], the KL divergence", f"none of {type(head).__name__}")
@@ -202,7 +202,8 @@ class A2C(ActorCritic):
 
 
 def has_log_prob(batch: Batch) -> bool:
-    """Whether the rows have the log-probability that they were taken with; `policy` may have other outputs of `predict`, too."""
+    """Return whether the rows have the log-probability that they were taken with; `policy` may have other outputs of `predict`,
+    too."""
     return "policy" in batch and "log_prob" in batch.policy
 
 

@@ -1,4 +1,4 @@
-"""What the algorithms share whose model is a policy and critics, see `parl_like.models.actor_q`."""
+"""The base of algorithms whose model is a policy and critics, see `parl_like.models.actor_q`."""
 
 from __future__ import annotations
 

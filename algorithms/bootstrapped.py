@@ -87,8 +87,8 @@ class BootstrappedDQN(DQN):
 
 
 def belongs(number: Array, heads: int, share: float) -> Array:
-    """Whether each row belongs to each head, bool [N, heads]: a fixed function of the numbers [N] of rows, by the finaliser of
-    SplitMix64 (Steele et al. 2014) as good as independent draws of that probability."""
+    """Return which row belongs to which head, bool [N, heads]: a fixed function of the numbers [N] of rows. By the finaliser of
+    SplitMix64 (Steele et al. 2014) it is as good as independent draws of that probability."""
     x: Any = number.astype(np.uint64)[:, None] * np.uint64(heads) + np.arange(1, heads + 1, dtype=np.uint64)
     x *= np.uint64(0x9E3779B97F4A7C15)
     for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):

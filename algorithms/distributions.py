@@ -22,7 +22,7 @@ def check_values(algorithm: Algorithm, inputs: Batch, k: int | None = None) -> N
 
 
 def of_actions(values: Tensor, act: Tensor) -> Tensor:
-    """Of the numbers [N, A, K] of all actions those of the actions `act` [N] → [N, K]."""
+    """Return [N, K]: of the numbers [N, A, K] of all actions those of the actions `act` [N]."""
     return values[torch.arange(len(act), device=act.device), act]
 
 

@@ -100,7 +100,7 @@ class DQN(Algorithm):
         return {"q": self.model.q(inputs.obs)}
 
     def begin(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Of an update: counts, draws noise; Σ γᵏ r [N], and the factor [N] of what comes after them."""
+        """Begin an update: count it and draw noise. Return Σ γᵏ r [N], and the factor [N] of what comes after these rewards."""
         self._before = self.updates
         draw_noise(self.noisy, self.torch_rng)
         return rewards_and_discount(batch, self.discounts)

@@ -36,7 +36,7 @@ class Population(nn.Module):
 
 
 class Evolution(ActorCritic):
-    """What ES, CEM and ARS share: θ are the parameters that the model's policy reads; candidates are numbers around it, each of
+    """The base of ES, CEM and ARS: θ are the parameters that the model's policy reads; candidates are numbers around it, each of
     which acts greedily for whole episodes (`PopulationHelper`), and a prediction computes all candidates of its batch at once.
 
     All candidates are held, so a generation takes `population` times the memory of the policy.
@@ -114,7 +114,7 @@ class Evolution(ActorCritic):
                                 f"{type(self.model).__name__}.policy raised {error}") from error
 
     def outputs(self, inputs: Batch, which: Tensor) -> tuple[dict[str, Tensor], Any]:
-        """What the policy gives out for each row with the parameters of its candidate [N]."""
+        """Return the policy's outputs for each row, computed with the parameters of its candidate [N]."""
         own = self.searched()
         rows = torch.split(self._candidates.table[which], [parameter.numel() for parameter in own], 1)
         parameters = [part.reshape(len(part), *parameter.shape) for part, parameter in zip(rows, own, strict=True)]

@@ -22,12 +22,12 @@ Read = Callable[[Batch], tuple[Tensor, Tensor, Tensor]]
 
 
 def env_reward(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """What the environment gave (the first of several rewards, for streams of several), until it terminates; every row counts."""
+    """The environment's reward (the first of several, for streams of several), until it terminates; every row counts."""
     return batch.rew if batch.rew.ndim == 1 else batch.rew[:, 0], ~batch.terminated, torch.ones_like(batch.terminated)
 
 
 def planning_reward(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """What imagining gave: the second of two rewards, else the second `last_rew` of the observation that follows.
+    """The reward of imagining: the second of two rewards, else the second `last_rew` of the observation that follows.
 
     Rows that imagined (`step_status` of their observation is 0 or 1) count. An episode of this reward is one stage: it ends with
     the last imagined step, after which `step_status` is 2 or 3. So rows that acted for real do not matter to those that count,
@@ -38,8 +38,8 @@ def planning_reward(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def curiosity_reward(batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """What a real step brought and the world model had not expected: the third `last_rew` of the observation that follows, until
-    the environment terminates; every row counts."""
+    """The surprise of a real step, which the world model had not expected: the third `last_rew` of the observation that follows,
+    until the environment terminates; every row counts."""
     return batch.obs_next["last_rew"][:, 2], ~batch.terminated, torch.ones_like(batch.terminated)
 
 
@@ -166,7 +166,8 @@ class IMPALA(ActorCritic):
         return batch
 
     def unroll(self, batch: Batch) -> tuple[Mapping[str, Tensor], Tensor, Tensor]:
-        """What the head reads of every row, the baselines [N, S], and those after each `last` row [cuts, S], in one pass."""
+        """Return what the head reads of every row, the baselines [N, S], and those after each `last` row [cuts, S], in one
+        pass."""
         rows: Any
         cuts: Any
         n = len(batch.last)

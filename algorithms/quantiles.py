@@ -173,7 +173,7 @@ class FQF(QRDQN):
 
 
 def quantile_update(batch: Batch, quantiles: Tensor, fractions: Tensor, kappa: float) -> dict[str, Tensor]:
-    """What `learn` returns of the rows' quantiles [N, K] at these fractions, [N, K] or [K], and their targets [N, J]."""
+    """Return what `learn` returns, of the rows' quantiles [N, K] at these fractions, [N, K] or [K], and their targets [N, J]."""
     losses = quantile_huber(quantiles, batch.target, fractions, kappa)
     errors = (batch.target.mean(1, keepdim=True) - quantiles.detach()).abs()
     return {"loss": row_mean(losses, batch), "priority": errors.amax(1), "q": quantiles.detach().mean()}

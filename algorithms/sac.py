@@ -79,7 +79,8 @@ class SAC(Algorithm):
         return self.model.policy(inputs.obs)  # type: ignore[no-any-return]
 
     def pool(self, q: Tensor, of_target: bool = False) -> Tensor:
-        """What the values [critics, …] of the critics, or of their target copies, are worth together, [N] or [N, A]."""
+        """Reduce the values [critics, …] of the critics, or of their target copies, to what they are worth together, [N] or [N,
+        A]."""
         return q.amin(0)
 
     def drawn(self, out: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:

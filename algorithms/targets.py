@@ -1,4 +1,4 @@
-"""What several value learners hold their predictions against."""
+"""Targets that several value learners share."""
 
 from __future__ import annotations
 

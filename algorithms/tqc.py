@@ -65,7 +65,7 @@ class TQC(SAC):
                          f"`heads` of {type(self.model).__name__}", values.shape[2])
 
     def target_quantiles(self, quantiles: Tensor) -> Tensor:
-        """What targets go by, [N, J], of the quantiles [critics, N, K] of the target copy."""
+        """Return the quantiles that targets go by, [N, J], of those of the target copy, [critics, N, K]."""
         return truncated(quantiles, self.drop)
 
     def pool(self, q: Tensor, of_target: bool = False) -> Tensor:

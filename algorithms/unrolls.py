@@ -16,7 +16,7 @@ log = logging.getLogger(__name__)
 
 
 def parts_of(algorithm: Any, rows: int, parts: int, name: str, at_once: int = 0) -> int:
-    """How many minibatches an update of so many rows is dealt into: `parts`, or those of `at_once` rows; none is empty.
+    """Return the number of minibatches of an update of so many rows: `parts`, or as many as have `at_once` rows; none is empty.
 
     In an algorithm's first update the log has a warning where what was asked for cannot be: more minibatches than rows make
     every row an optimiser step of its own, which is slow, and one of more rows than there are is all of them.

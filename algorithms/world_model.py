@@ -28,7 +28,7 @@ IMAGINES = {"reward", "done", "image", "feature"}
 
 
 class Targets(NamedTuple):
-    """What k steps are held against; t counts from 0, the start.
+    """The targets of k steps; t counts from 0, the start.
 
     Attributes:
         value: [N, k + 1] y_t, generation 1 [N, k]. 0 after an end.
@@ -207,7 +207,7 @@ class WorldModel(Algorithm):
 
     @property
     def version(self) -> int:
-        """How often `acting` was synchronised."""
+        """Return how often `acting` was synchronised."""
         return self.updates // self.sync_every
 
     @property

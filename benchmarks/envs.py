@@ -171,7 +171,7 @@ def workers(rounds: int, milliseconds: float, burning: int, cartpoles: int) -> t
 
 
 def passing(levels: Levels) -> tuple[dict[str, Any], list[str]]:
-    """What passing through `make_vector_env` costs: it returns the very same object, so there is nothing to time."""
+    """Measure what passing through `make_vector_env` costs: it returns the very same object, so there is nothing to time."""
     bare = SokobanVectorEnv(COUNTS[-1], levels, autoreset_mode="SameStep")
     same = make_vector_env(bare) is bare
     between = "the same object, nothing in between" if same else "something in between"

@@ -59,7 +59,7 @@ OWN_PIPE = {"parl_like/drivers/workers/worker.py": "the robot's recipe, by the p
             "envs/vector/hosts.py": "orders of the parent and answers of its own workers, by their own socket pair",
             "parl_like/drivers/ray/connection.py": "what the robot gives to its actors, among arguments that Ray itself pickles",
             "parl_like/lab/user_experiments.py": "a file that the user names, or has named before with this content"}
-"""Where what is read was written by the user, or by a process of his that this one started, or that started this one."""
+"""Files that read what the user has written, or a process of theirs that this one started, or that started this one."""
 
 
 def unsafe_calls(options: Any) -> Line:

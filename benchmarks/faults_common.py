@@ -1,4 +1,4 @@
-"""What the lines of the score card share: what they say, clocks, the driver's warnings, modules of the tests."""
+"""Helpers of the lines of the score card: what they say, clocks, the driver's warnings, modules of the tests."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def at_most(seconds: float) -> Iterator[None]:
 
 
 def until(condition: Callable[[], Any], seconds: float = 60.0, every: float = 0.0005) -> Any:
-    """What `condition` returned when it was true for the first time.
+    """Wait, and return what `condition` returned when it was true for the first time.
 
     Raises:
         Overdue: it was not within `seconds`.

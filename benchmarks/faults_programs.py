@@ -65,7 +65,7 @@ def training(path: Path) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
 
 @contextmanager
 def temporary_files_in_one_place() -> Iterator[None]:
-    """Where nobody else makes any."""
+    """Make temporary files in a folder where nobody else makes any."""
     before = tempfile.tempdir
     with folder() as path:
         tempfile.tempdir = os.environ["PARL_LIKE_SHM"] = str(path)
@@ -155,7 +155,7 @@ class Asking(Agent):
 
 
 def held(process: psutil.Process) -> dict[str, int]:
-    """What a process holds: open files, threads, bytes."""
+    """Count what a process holds: open files, threads, bytes."""
     return {"fds": process.num_fds(), "threads": process.num_threads(), "bytes": process.memory_info().rss}
 
 

@@ -48,7 +48,7 @@ def board_of(path: Path) -> Any:
 
 
 def sign_in(path: Path) -> None:
-    """What a worker does when it works: from now on it may be killed."""
+    """Say that the worker works: from now on it may be killed."""
     (path / f"{os.getpid()}.pid").touch()
 
 

@@ -109,7 +109,7 @@ def run_tests(nodes: Sequence[str]) -> list[Outcome]:
 
 
 def belongs(outcome: Outcome, file: str, word: str, nodes: Sequence[str]) -> bool:
-    """Whether a test that ran is one that (file, word) means, of which `nodes` are the functions."""
+    """Return whether a test that ran is one that (file, word) means, of which `nodes` are the functions."""
     function, _, rest = outcome.node.partition("[")
     wanted = word.partition("[")[2].rstrip("]")
     return (function in nodes or outcome.node.partition("::")[0] in nodes) and wanted in rest

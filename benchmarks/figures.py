@@ -27,7 +27,7 @@ def rate(found: Result) -> str:
 
 
 def spreads(rates: Iterable[Result]) -> str:
-    """What is to be said about the machine, if anything."""
+    """Return what is to be said about the machine; empty: nothing."""
     worst = max(found["spread"] for found in rates)
     return f" busy: {worst:.2f}" if worst > 0.1 else ""
 

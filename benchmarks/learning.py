@@ -242,7 +242,7 @@ def train_peer(case: Case, steps: int, seed: int, stops: list[int], episodes: in
 
 
 def summary(curves: list[list[Point]], mark: float) -> dict[str, Any]:
-    """What the runs of one contestant say; `to_mark` and its median count a run that never got there as None."""
+    """Summarise the runs of one contestant; `to_mark` and its median count a run that never got there as None."""
     scores = [curve[-1][2] for curve in curves]
     reached = [next((point for point in curve if point[2] >= mark), None) for curve in curves]
     low, high = bootstrap_interval(scores, np.random.default_rng(0))

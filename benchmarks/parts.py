@@ -1,4 +1,5 @@
-"""What each part of Rainbow and each detail of PPO is worth: the experiment whole, and with one of them left out at a time.
+"""Measures what each part of Rainbow and each detail of PPO is worth: the experiment whole, and with one of them left out at a
+time.
 
 Every variant is trained with the same seeds, as `parl-like marks` trains, and scored by the evaluation at the end of training.
 The tables are written to `docs/parts.md`, the runs behind them to `docs/parts.json`; runs of the same code and settings are kept.

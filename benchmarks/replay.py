@@ -83,7 +83,7 @@ def full(contestant: Any, kind: str) -> Callable[[], Any]:
 
 
 def contestants(case: str, peers: dict[str, Any]) -> tuple[dict[str, Callable[[], Any]], dict[str, str]]:
-    """What each does in one call, and why some do not take part."""
+    """Return what each contestant does in one call, and why some do not take part."""
     makers: dict[str, Callable[[], Any]] = {"push": partial(Ours), "add": partial(Ours, dicts=True), **peers}
     calls: dict[str, Callable[[], Any]] = {}
     missing: dict[str, str] = {}

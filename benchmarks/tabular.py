@@ -1,4 +1,4 @@
-"""What a step of Q-learning on a table costs: a bare NumPy loop, and a robot whose helper learns online.
+"""Measures what a step of Q-learning on a table costs: a bare NumPy loop, and a robot whose helper learns online.
 
     python -m benchmarks.tabular [--json] [--rounds N] [--scale X]
 

@@ -1,4 +1,5 @@
-"""What a run with the published settings of Thinker costs: updates of planner and model, 1,000 augmented steps, 5·10⁷ real ones.
+"""Measures what a run with the published settings of Thinker costs: updates of planner and model, 1,000 augmented steps, 5·10⁷
+real ones.
 
 Times are CPU times of this process, so other work on the machine matters little; with --threads above 1 they add up all threads'.
 Parts that compute on a GPU (--device cuda) take wall time instead.
@@ -112,7 +113,7 @@ class Published:
         return {**rows, "last": np.arange(len(at)) % steps == steps - 1}
 
     def seconds(self, task: str, rows: Mapping[str, np.ndarray], rounds: int) -> float:
-        """Of one update, the least of the rounds."""
+        """Return the seconds of one update, the least of the rounds."""
         times = []
         for _ in range(rounds):
             begin = self.clock()
@@ -157,7 +158,8 @@ class Published:
 
 
 def hours_on_paper(work: Mapping[str, tuple[float, int]], config: Any, every: int, rest: float, flops: float) -> Any:
-    """Of `FRAMES` real steps; `flops`: what a GPU does in a second; `rest`: seconds of acting outside of tasks per real step."""
+    """Return the hours of `FRAMES` real steps. `flops`: what a GPU does in a second; `rest`: seconds of acting outside of tasks
+    per real step."""
     lanes, updates = config.n_agents * config.env_n, config.updates()
     per_frame = {"initial": 1, "recurrent": config.rec_t - 1, "planner": config.rec_t}
 

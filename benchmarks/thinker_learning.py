@@ -1,5 +1,5 @@
-"""What planning is worth on small Sokoban: the mini experiments of Thinker, several seeds each, after the same number of real
-steps.
+"""Measures what planning is worth on small Sokoban: the mini experiments of Thinker, several seeds each, after the same number of
+real steps.
 
     python -m benchmarks.thinker_learning --json docs/thinker-mini.json --plot docs/thinker-mini.png
 

@@ -54,7 +54,7 @@ def ppo_ours(n_agents: int, steps: int) -> float:
 
 
 def ppo_by_hand(n_envs: int, steps: int) -> float:
-    """What tutorials write in one file."""
+    """Train PPO as tutorials write it in one file."""
     envs = gym.vector.SyncVectorEnv([lambda: gym.make(ENV)] * n_envs, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
     horizon = BATCH // n_envs
 

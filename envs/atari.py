@@ -349,7 +349,7 @@ def named_by(env_id: str) -> dict[str, Any] | None:
 
 
 def with_game(env_id: str, game: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """What an id says of its game (`named_by`), and options of the user's, which go first.
+    """Return what an id says of its game (`named_by`), with the user's options in front.
 
     Raises:
         ValueError: both name a game.

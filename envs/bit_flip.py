@@ -46,7 +46,8 @@ class BitFlip(gym.Env[Any, Any]):
         return {"observation": self.bits.copy(), "achieved_goal": self.bits.copy(), "desired_goal": self.goal.copy()}
 
     def compute_reward(self, achieved_goal: Array, desired_goal: Array, info: Any = None) -> Any:
-        """Of goals [n], or of rows of them [N, n]: what `parl_like.data.transforms.Hindsight` gives by default."""
+        """Return the reward of goals [n], or of rows of them [N, n], as `parl_like.data.transforms.Hindsight` gives it by
+        default."""
         return np.where((achieved_goal == desired_goal).all(-1), 0.0, -1.0)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:

@@ -76,7 +76,7 @@ class ActionBounds(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorA
 
     @staticmethod
     def changes(space: gym.Space[Any], clip: bool = True, rescale: bool = True) -> bool:
-        """Whether the wrapper would do anything to actions of `space`."""
+        """Return whether the wrapper would do anything to actions of `space`."""
         return _bounded(space, clip, rescale)[1] is not None
 
 
@@ -222,7 +222,7 @@ def five_values(out: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
 
 
 def _parameters(function: Any) -> list[inspect.Parameter]:
-    """What a function takes; none of an id, which is no function, and where it cannot be seen."""
+    """Return the parameters of a function; none of an id, which is no function, and none where they cannot be seen."""
     try:
         return list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError):
@@ -230,7 +230,7 @@ def _parameters(function: Any) -> list[inspect.Parameter]:
 
 
 def _takes(method: Any) -> set[str]:
-    """Those of `seed`, `options`, `mode` that a method takes as keyword; one that takes any, the first two."""
+    """Return which of `seed`, `options`, `mode` a method takes as keyword; of one that takes any, the first two."""
     parameters = _parameters(method)
     named = {p.name for p in parameters if p.kind is not p.POSITIONAL_ONLY} & {"seed", "options", "mode"}
     return named | {"seed", "options"} if any(p.kind is p.VAR_KEYWORD for p in parameters) else named

@@ -80,7 +80,7 @@ class MinAtar(gym.Env[Any, Any]):
 
 
 class _Draws:
-    """What a game asks of its generator, from that of the environment."""
+    """A generator for a game, which draws from that of the environment."""
 
     def __init__(self, rng: np.random.Generator) -> None:
         self.rng = rng

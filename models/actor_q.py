@@ -66,7 +66,7 @@ class MLPActorQ(Model):
                         EnsembleMLP(critics, sizes, activation, activate_last=False))
 
     def policy(self, obs: Any) -> dict[str, Tensor]:
-        """What the head reads, [N, …]."""
+        """Return what the head reads, [N, …]."""
         features = self.body(self.perception(obs))
         return self.head(features, None if self.mask is None else obs[self.mask])  # type: ignore[no-any-return]
 
@@ -78,7 +78,7 @@ class MLPActorQ(Model):
         return flat.reshape(len(flat), *self.act_specs["act"].shape)
 
     def critic_inputs(self, obs: Any, act: Tensor | None) -> Tensor:
-        """What the critics see, [N, size]."""
+        """Return what the critics see, [N, size]."""
         features: Tensor = self.perception(obs)
         if self.discrete:
             return features
@@ -86,7 +86,8 @@ class MLPActorQ(Model):
         return torch.cat([features, act.reshape(len(act), -1).to(features.dtype)], -1)  # those of a Box of float64 are float64
 
     def values(self, obs: Any, act: Tensor | None = None) -> Tensor:
-        """Of actions [N, …] in [−1, 1]: [critics, N, heads]; for Discrete of all actions: [critics, N, A, heads]."""
+        """Return the values of actions [N, …] in [−1, 1]: [critics, N, heads]; for Discrete of all actions: [critics, N, A,
+        heads]."""
         values: Tensor = self.critics(self.critic_inputs(obs, act))
         return values.reshape(*values.shape[:-1], self.dim, self.heads) if self.discrete else values
 

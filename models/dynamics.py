@@ -147,15 +147,16 @@ class EnsembleDynamics(Model):
             mean += share * apart
 
     def features(self, obs: Any, act: Tensor) -> Tensor:
-        """What the networks see, [N, in]."""
+        """Return what the networks see, [N, in]."""
         return (self.raw(obs, act) - self.input_mean) / self.input_var.sqrt().clamp(min=1e-6)
 
     def targets(self, obs: Any, obs_next: Any, rew: Tensor) -> Tensor:
-        """What they are to say, [N, out]."""
+        """Return the targets of the networks, [N, out]."""
         return (self.change(obs, obs_next, rew) - self.target_mean) / self.target_var.sqrt().clamp(min=1e-6)
 
     def drawn(self, obs: Any, y: Tensor) -> tuple[Any, Tensor]:
-        """What `targets` stand for: the observations of the space that are nearest to the next ones, and the rewards [N]."""
+        """Return what `targets` stand for: the observations of the space that are nearest to the next ones, and the rewards
+        [N]."""
         plain = y * self.target_var.sqrt().clamp(min=1e-6) + self.target_mean
         return self.flat.inverse(self.flat(obs) + plain[:, :-1]), plain[:, -1]
 

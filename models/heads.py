@@ -332,7 +332,7 @@ class StructuredHead(nn.Module, metaclass=Brief):
 
 
 def _inside(nested: Any, name: str) -> Any:
-    """What nested mappings hold under a dotted name; None where they have no such part."""
+    """Return what nested mappings hold under a dotted name; None where they have no such part."""
     for key in name.split("."):
         if not isinstance(nested, (Mapping, Batch)) or key not in nested:
             return None

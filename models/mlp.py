@@ -139,7 +139,7 @@ class EnsembleMLP(nn.Module, metaclass=Brief):
         return x
 
     def one(self, i: int, x: Tensor) -> Tensor:
-        """Of network `i` alone."""
+        """Return the outputs of network `i` alone."""
         h = x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
         layers = self.layers()
         for k, (weight, bias) in enumerate(layers, 1):
@@ -228,7 +228,7 @@ class FlatObs(nn.Module, metaclass=Brief):
 
 
 class _Leaf:
-    """How one array of the observation becomes features, and numbers become one again."""
+    """The way from one array of the observation to features, and from numbers back to an array."""
 
     def __init__(self, name: str, space: gym.Space[Any]) -> None:
         self.name, self.path, self.space = name, name.split(".")[1:], space
@@ -313,7 +313,7 @@ class MLPQ(Model):
         self.net = MLP([size, *hidden[common:], int(act.n) * heads], activation, noisy=noisy)
 
     def common(self, layers: int) -> int:
-        """How many of the hidden layers come before the streams of a dueling network."""
+        """Return how many of the hidden layers come before the streams of a dueling network."""
         return max(layers - 1, 0) if self.dueling else 0
 
     def features(self, obs: Any) -> Tensor:

@@ -33,7 +33,8 @@ State = dict[str, Tensor]
 
 
 class Unroll(NamedTuple):
-    """What k imagined steps gave, for learning; N sequences, `value` and `reward` in the outputs of their encoding [..., size].
+    """The outputs of k imagined steps, for learning; N sequences, `value` and `reward` in the outputs of their encoding [...,
+    size].
 
     Attributes:
         value, logits: [N, k + 1, size], [N, k + 1, A], from the first observation on.
@@ -272,7 +273,7 @@ class ThinkerNet(Model):
         return (x > 0.5).float() if self.sigmoid else x.detach()
 
     def _image(self, h: Tensor, last: Tensor | None) -> Tensor:
-        """What SR imagines: the frames `last`, if it imagines the newest of a stack, and the decoded one."""
+        """Return what SR imagines: the frames `last`, if it imagines the newest of a stack, and the decoded one."""
         frame: Tensor = self.sr_decoder(h).float()
         if self.residual:
             assert last is not None

@@ -1,4 +1,4 @@
-"""What a turn-based game must offer to learning by play and to algorithms that walk the tree."""
+"""Interfaces of turn-based games: what one must offer to learning by play and to algorithms that walk the tree."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TERMINAL = -2
 
 @dataclass(frozen=True, kw_only=True)
 class Traits:
-    """What kind of game it is.
+    """The kind of a game.
 
     Attributes:
         n_players: Of them, chance not counted.
@@ -120,7 +120,7 @@ class State(ABC):
     @property
     @abstractmethod
     def player(self) -> int:
-        """Who moves next: 0 …, `CHANCE` or `TERMINAL`."""
+        """Return who moves next: 0 …, `CHANCE` or `TERMINAL`."""
 
     @abstractmethod
     def legal(self) -> Sequence[int]:
@@ -136,7 +136,7 @@ class State(ABC):
 
     @abstractmethod
     def key(self, player: int | None = None) -> str:
-        """What a player knows, as text: equal exactly where it knows the same. Keys of different players to move differ.
+        """Return what a player knows, as text: equal exactly where it knows the same. Keys of different players to move differ.
 
         Args:
             player: None: who moves next.
@@ -144,8 +144,8 @@ class State(ABC):
 
     @abstractmethod
     def tensor(self, player: int | None = None) -> Array:
-        """What a player knows, as [tensor_size] float32 of 0 and 1, newly allocated; for one player equal exactly where the keys
-        are."""
+        """Return what a player knows, as [tensor_size] float32 of 0 and 1, newly allocated; for one player equal exactly where
+        the keys are."""
 
     # What every game has ------------------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ class TicTacToeState(State):
 
     @property
     def won(self) -> bool:
-        """Whether the player who moved last has a line."""
+        """Return whether the player who moved last has a line."""
         board = self.board
         return any(board[a] == board[b] == board[c] != "." for a, b, c in LINES)
 

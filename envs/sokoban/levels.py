@@ -195,7 +195,8 @@ def level_files(folder: Path) -> list[Path]:
 
 
 def default_min_pushes(size: int, n_boxes: int) -> int:
-    """What `Levels.generate` asks for at least. A room crowded with boxes has no space for more than a push each."""
+    """Return the pushes that `Levels.generate` asks for at least. A room crowded with boxes has no space for more than a push
+    each."""
     return n_boxes if (size - 2) ** 2 < 9 * n_boxes else n_boxes * size // 3
 
 
@@ -211,7 +212,7 @@ def from_text(text: str) -> Array:
 
 @dataclass(frozen=True, kw_only=True)
 class Solution:
-    """What the solver found.
+    """The solver's result.
 
     Attributes:
         solvable: None: the limit was reached before it was known.

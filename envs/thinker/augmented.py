@@ -222,8 +222,8 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
     # ---- the model
 
     def _first_look(self, slots: Array, primary: Array, ended: Array, cut: Array, info: Mapping[str, Any]) -> Mapping[str, Array]:
-        """What the model thinks of the new roots, and, in rows that follow, of the final observations of episodes that were cut;
-        the states of these go to places that no tree uses."""
+        """Return what the model thinks of the new roots, and, in rows that follow, of the final observations of episodes that
+        were cut; the states of these go to places that no tree uses."""
         if self.perfect is not None:
             self.perfect.take(slots)
         obs, act = self._obs, np.where(ended, 0, primary)
@@ -354,7 +354,7 @@ def augmented_spaces(
 
 
 def check_envs(envs: Any) -> None:
-    """Whether a planning agent can be put on top of these environments.
+    """Check that a planning agent can be put on top of these environments.
 
     Raises:
         TypeError, ValueError: not; the message names what was expected and the way out.

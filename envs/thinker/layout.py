@@ -1,4 +1,4 @@
-"""What stands where in the tree's feature vector: one table that the tree writes by and everybody else reads by."""
+"""The places in the tree's feature vector: one table that the tree writes by and everybody else reads by."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ ENTRIES = (*(f"root_{part}" for part in NODE), "root_trail_r", "rollout_return",
            *(f"cur_{part}" for part in NODE), "cur_reset", "k", "deprec", "action_seq")
 OLDER = {"root_d": "", "root_policy": "root_logits", "rollout_return": "root_trail_q", "max_rollout_return": "root_max_v",
          "cur_d": "", "cur_policy": "cur_logits", "cur_reset": "reset", "k": "time", "deprec": "derec", "action_seq": ""}
-"""What G1 calls them, where that is another name; '': it has none."""
+"""Our names → those of G1, where they differ; '': G1 has none."""
 
 
 class Layout:

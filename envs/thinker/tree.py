@@ -16,7 +16,7 @@ EXPANDED, STEPPED = ("r", "v", "done", "logits"), ("reward", "done", "v", "logit
 
 
 class Plan(NamedTuple):
-    """What an action needs from outside. Rows are in the order of environments; slots are rows of the caller's table of states.
+    """The needs of an action from outside. Rows are in the order of environments; slots are rows of the caller's table of states.
 
     Attributes:
         real: [n] bool. These environments take their real step now, with their primary action.
@@ -36,7 +36,7 @@ class Plan(NamedTuple):
 
 
 class State(NamedTuple):
-    """What an action led to. All arrays are new in every step.
+    """The outcome of an action. All arrays are new in every step.
 
     Attributes:
         features: float32 [n, D]: the tree as `tree.layout` describes it, seen from the node that was reached, before a reset
@@ -316,7 +316,7 @@ def _capacity(n_actions: int, stage: int, max_depth: int, carry: bool) -> int:
 
 
 def _hides(mask: int, name: str) -> bool:
-    """Whether a `stat_mask_type` sets this entry to 0."""
+    """Return whether a `stat_mask_type` sets this entry to 0."""
     rollout = name in ("root_trail_r", "root_trail_q", "root_max_v", "rollout_return", "max_rollout_return")
     child = name.endswith(("_qs_mean", "_qs_max", "_ns"))
     prior = name.endswith(("_v", "_logits", "_policy"))

@@ -1,4 +1,4 @@
-"""What Thinker's own package has in `thinker.util`."""
+"""The functions that Thinker's own package has in `thinker.util`."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from parl_like.values.spec import Array, parts_of
 
 
 class BadOutput(Exception):
-    """What an environment returned is not what its spaces and gymnasium promise."""
+    """An environment returned something else than its spaces and gymnasium promise."""
 
 
 class Leaf(NamedTuple):
@@ -113,7 +113,7 @@ class Layout:
         return out
 
     def nan(self, arrays: list[Array]) -> str | None:
-        """Where there is a NaN, in words; None: nowhere."""
+        """Say in words where there is a NaN; None: nowhere."""
         for leaf, array in zip(self.leaves, arrays, strict=True):
             if leaf.dtype.kind == "f" and np.isnan(array).any():
                 where = tuple(int(x) for x in np.argwhere(np.isnan(array))[0])
@@ -122,7 +122,7 @@ class Layout:
 
 
 class Status:
-    """What groups of environments say of themselves, for who waits for them.
+    """The state of groups of environments, written by them and read by who waits for them.
 
     Args:
         groups: How many.

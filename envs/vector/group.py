@@ -72,8 +72,8 @@ class Abandoned(BaseException):
 
 
 def faults() -> tuple[type[BaseException], ...]:
-    """What an environment may raise: SystemExit must not end the run, nor must a cancelled task of its own. Not what others throw
-    into it."""
+    """Return the exceptions of environments: SystemExit must not end the run, nor must a cancelled task of its own. Others throw
+    more into it."""
     asyncio = sys.modules.get("asyncio")  # who raises its exception has imported it
     return (Exception, SystemExit) if asyncio is None else (Exception, SystemExit, asyncio.CancelledError)
 
@@ -84,7 +84,7 @@ def fresh_seed(seed: int | None, *key: int) -> int:
 
 
 class Reply(NamedTuple):
-    """What an operation has to tell, by environment.
+    """The notes of an operation, by environment.
 
     Attributes:
         infos: Info, and the info of the end where the step also reset.
@@ -103,7 +103,8 @@ class Reply(NamedTuple):
 
 
 class GroupOptions(NamedTuple):
-    """Of group `number` of `groups`: environments `lo` to `hi` − 1 of n; the rest as in `make_vector_env`, inf for any time."""
+    """The options of group `number` of `groups`: environments `lo` to `hi` − 1 of n; the rest as in `make_vector_env`, inf for
+    any time."""
 
     lo: int
     hi: int

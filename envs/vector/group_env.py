@@ -361,8 +361,8 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
             raise
 
     def _plain(self, op: str, args: dict[int, tuple[Any, ...]]) -> list[Any]:
-        """What an operation of all hosts returns, one value for each environment. It drops no episode, so nothing is rebuilt
-        here."""
+        """Return what an operation of all hosts returns, one value for each environment. It drops no episode, so nothing is
+        rebuilt here."""
         self._check_open()
         try:
             values = self._asked(op, args)

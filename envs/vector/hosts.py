@@ -41,7 +41,7 @@ FORK_SERVER = ForkServer("parl_like.envs.vector.hosts:serve")
 
 
 class Host(ABC):
-    """Where a group of environments lives: layer 5 of six. `send` starts an operation of `Group`, `receive` waits for what it
+    """The home of a group of environments: layer 5 of six. `send` starts an operation of `Group`, `receive` waits for what it
     returns, until the deadline in `status` that the sender set and the group moves on, environment by environment.
 
     Args:
@@ -70,7 +70,8 @@ class Host(ABC):
 
     @abstractmethod
     def receive(self) -> Any:
-        """What the operation returned, or raised; an EnvFailed that says `lost` where the host is, which has ended then."""
+        """Return what the operation returned, or raise what it raised; an EnvFailed that says `lost` where the host is lost and
+        has ended."""
 
     @abstractmethod
     def kill(self) -> None:
@@ -202,7 +203,7 @@ class ThreadHost(Host):
 
 _SIZE = struct.Struct("<I")
 _STEP = ("step", ())
-"""What an empty message asks for."""
+"""The operation that an empty message asks for."""
 
 
 class Channel:
@@ -357,7 +358,8 @@ class ProcessHost(Host):
         return os.pread(self.trace, 1 << 16, 0).decode(errors="replace")
 
     def _stack(self) -> str:
-        """Where the environment is, as the worker's faulthandler tells it, in C, without the help of a Python that hangs."""
+        """Return where the environment is, as the worker's faulthandler tells it, in C, without the help of a Python that
+        hangs."""
         assert self.process is not None
         self.process.send_signal(signal.SIGUSR1)
         for _ in range(100):

@@ -157,7 +157,7 @@ def as_sartsa(rows: Batch | Mapping[str, Any], act: Any = None) -> Batch:
 
 
 class _Layout:
-    """Where T rows go among T + episodes records: a row at its own record, and after each episode one final record.
+    """The places of T rows among T + episodes records: a row at its own record, and after each episode one final record.
 
     Attributes:
         n: Records.

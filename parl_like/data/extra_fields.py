@@ -1,5 +1,5 @@
-"""What a row keeps beside the transition: what `predict` gave as `policy`, and chosen keys of the environment's `info`; and how
-stored rows are read by hand."""
+"""The extra fields of a row beside the transition: what `predict` gave as `policy`, and chosen keys of the environment's `info`;
+and how stored rows are read by hand."""
 
 from __future__ import annotations
 
@@ -51,7 +51,8 @@ class KeptColumns:
 
     def values(self, act: Any, last: tuple[Any, Mapping[str, Array] | None, int], info: Mapping[str, Any] | None,
                ends: Any) -> tuple[Any, ...]:
-        """Of the row with this action, where `last` has the action that was predicted last, all outputs, and its row in these.
+        """Return the values of the row with this action. `last` has the action that was predicted last, all outputs, and its row
+        in these.
 
         Raises:
             ValueError: the action is another one. SpecError: `info` lacks a key, or has something else there.

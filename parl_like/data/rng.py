@@ -20,7 +20,8 @@ log = logging.getLogger(__name__)
 
 
 class Borrowed:
-    """How often updates have borrowed torch's global generator, the only one that dropout knows, and given it back."""
+    """The number of times that updates have borrowed torch's global generator, the only one that dropout knows, and given it
+    back."""
 
     begun = ended = 0
 

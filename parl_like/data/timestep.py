@@ -12,7 +12,7 @@ from parl_like.values.copying import copied
 
 
 class StepType(IntEnum):
-    """Where a step stands in its episode. FIRST comes from reset; LAST is an end of either kind."""
+    """The place of a step in its episode. FIRST comes from reset; LAST is an end of either kind."""
 
     FIRST = 0
     MID = 1
@@ -62,12 +62,12 @@ class TimeStep(NamedTuple):
 
     @property
     def bootstraps(self) -> bool:
-        """Whether the value of this step counts in the target of the step before it."""
+        """Return whether the value of this step counts in the target of the step before it."""
         return not self.is_first and self.discount > 0
 
     @property
     def is_learned(self) -> bool:
-        """Whether the value of this step is itself a learning target."""
+        """Return whether the value of this step is itself a learning target."""
         return not self.is_last
 
 

@@ -27,7 +27,7 @@ from parl_like.values.spec import SpecError
 log = logging.getLogger(__name__)
 
 PASSED = (Stopped, TaskFailed)
-"""What an environment that asks a task (`AgentHelper.ask`) may hear from it: no failure of its own."""
+"""Errors that an environment which asks a task (`AgentHelper.ask`) may get from it: no failure of its own."""
 
 _VECTORS = (np.ndarray, list, tuple)
 OLD_GYM = ("; gymnasium's step returns (obs, reward, terminated, truncated, info) and its reset (obs, info); an old gym "
@@ -165,7 +165,8 @@ class EnvFace:
             return self._env.reset(**options)
 
     def _without(self, options: dict[str, Any]) -> dict[str, Any]:
-        """What a reset that knows neither seeds nor options can be given; `seed(seed)` of the environment gets the seed."""
+        """Return what a reset that knows neither seeds nor options can be given; `seed(seed)` of the environment gets the
+        seed."""
         seed = options.get("seed") if "seed" in self._lacks else None
         if seed is not None and callable(tell := getattr(self._env, "seed", None)):
             tell(seed)
@@ -202,7 +203,7 @@ class EnvFace:
         return int(self._open and not self._over)
 
     def _observed(self) -> Any:
-        """What to act on next."""
+        """Return the observation to act on next."""
         return self.last[0]
 
     def _counted(self) -> Any:
@@ -246,7 +247,7 @@ class EnvFace:
         return obs, info
 
     def _again(self, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """What is shown where a carried episode goes on, of which these were shown last."""
+        """Return what is shown where a carried episode goes on, of which these were shown last."""
         return obs, info
 
     def _count_on(self, episode_return: Any, length: int) -> None:
@@ -360,7 +361,7 @@ class EnvFace:
             agent.signal = "park"  # before its next step
 
     def _accepted(self, accepts: Acceptance, obs: Any, rew: Any, moment: str) -> tuple[Any, Any]:
-        """What the environment gave, as the agent gets it (`Agent.on_bad_value`).
+        """Return what the environment gave, as the agent gets it (`Agent.on_bad_value`).
 
         Raises:
             SpecError: it cannot be mended. Interrupted: the episode is dropped.

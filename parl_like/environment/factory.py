@@ -1,4 +1,4 @@
-"""Of what a robot makes its environments, a registered id, a factory, or an environment itself; and how they are drawn."""
+"""The sources of a robot's environments, a registered id, a factory, or an environment itself; and how they are drawn."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from parl_like.values.spec import Array
 EnvSource = str | gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Callable[[], Any] | None
 
 OURS = "parl_like.envs"
-"""Where the ids of our own environments are registered."""
+"""The module that registers the ids of our own environments."""
 
 DRAWN = "rgb_array"
 """The render mode of environments that give pictures."""
@@ -33,7 +33,7 @@ WAY_OUT = ("give play an environment that renders 'rgb_array' (env=), or the rob
 
 
 def is_made(env: Any) -> bool:
-    """Whether this is an environment itself, of which there is only one."""
+    """Return whether this is an environment itself, of which there is only one."""
     return isinstance(env, (gym.Env, gym.vector.VectorEnv)) or (hasattr(env, "step") and not isinstance(env, type))
 
 
@@ -109,7 +109,7 @@ def note_of(env: Any) -> str:
 
 REWARD_WEIGHTS = ("wrap the single environments in parl_like.envs.wrappers.RewardWeights(env, weights), one weight for each, or "
                   "learn by an algorithm that combines them (streams of IMPALA, or one of yours with `one_reward = False`)")
-"""What to do about rewards that are vectors."""
+"""The way out for rewards that are vectors."""
 
 
 def reward_shape(env: Any) -> tuple[int, ...]:

@@ -46,7 +46,7 @@ def try_out(env: Any, carried: Any, memory: dict[str, list[Any]], counted: tuple
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """What goes wrong in the block is a ValueError."""
+    """Turn what goes wrong in the block into a ValueError."""
     try:
         yield
     except ValueError:
@@ -78,7 +78,7 @@ def _check_counts(saved: tuple[Any, ...], own: tuple[Any, ...]) -> None:
 
 
 def _specs(env: Any, space: str, name: str) -> dict[str, Spec]:
-    """Of what the environment declares; {} where it declares nothing, or something of no fixed shape."""
+    """Return the specs of what the environment declares; {} where it declares nothing, or something of no fixed shape."""
     try:
         return specs_of(getattr(env, space), name)
     except (AttributeError, TypeError):
@@ -94,7 +94,7 @@ def _check(specs: dict[str, Spec], obs: Any) -> None:
 
 
 def _fits(specs: dict[str, Spec], obs: Any) -> bool:
-    """Whether the environment keeps to what it declares."""
+    """Return whether the environment keeps to what it declares."""
     try:
         _check(specs, obs)
     except ValueError:

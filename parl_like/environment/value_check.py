@@ -37,7 +37,7 @@ def described(value: Any) -> str:
 
 
 class Acceptance:
-    """What an environment's observations and rewards must be like, and what can be mended.
+    """The rule for an environment's observations and rewards: what they must be like, and what can be mended.
 
     Args:
         env: Its `observation_space` and, where rewards are vectors, `reward_space` are what is declared. What has no fixed shape
@@ -90,7 +90,7 @@ class Acceptance:
 
 
 def takes_option(function: Any, name: str) -> bool:
-    """Whether it can be called with this keyword, as far as its signature is known."""
+    """Return whether the function can be called with this keyword, as far as its signature is known."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):

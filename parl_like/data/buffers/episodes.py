@@ -485,7 +485,7 @@ class CachedReplayBuffer(_ByEpisode):
 
     @property
     def act_space(self) -> gym.Space[Any] | None:
-        """Of `main`."""
+        """Return the action space of `main`."""
         return self.main.act_space
 
     @act_space.setter

@@ -18,7 +18,7 @@ FLAGS = ("terminated", "truncated")
 
 
 def is_part(name: str, key: str) -> bool:
-    """Whether a field is `key`, or a leaf of it."""
+    """Return whether a field is `key`, or a leaf of it."""
     return name == key or name.startswith(key + ".")
 
 
@@ -137,7 +137,8 @@ def saved_space(space: gym.Space[Any] | None) -> dict[str, Any] | None:
 
 
 def loaded_space(saved: Mapping[str, Any] | None) -> gym.Space[Any] | None:
-    """What `saved_space` was given. Raises ValueError, KeyError, TypeError or AttributeError where it is none."""
+    """Return the space that `saved_space` was given. Raises ValueError, KeyError, TypeError or AttributeError where it is
+    none."""
     if saved is None:
         return None
     kind = saved["kind"]

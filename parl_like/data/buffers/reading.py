@@ -23,7 +23,7 @@ Random = np.random.Generator | np.random.SeedSequence | int | None
 
 
 class Buffer(Savable, ABC):
-    """What all buffers do: draw rows, read those that were drawn, and go into files.
+    """The base of all buffers: they draw rows, read those that were drawn, and go into files.
 
     Attributes:
         rng: Draws rows, where no other generator is given.
@@ -90,7 +90,7 @@ class Lanes(Buffer, Guarded):
         return self._ring.total
 
     def is_full(self, lane: int) -> bool:
-        """Whether the next row of a lane takes the place of its oldest one."""
+        """Return whether the next row of a lane takes the place of its oldest one."""
         return bool(self._ring.count[lane] == self.lane_size)
 
     # ---- positions

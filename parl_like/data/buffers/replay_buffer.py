@@ -444,7 +444,7 @@ class ReplayBuffer(Lanes):
         }
 
     def _options(self) -> dict[str, Any]:
-        """What decides how rows are stored and drawn, beside the size."""
+        """Return the options that decide how rows are stored and drawn, beside the size."""
         return {"stack_num": self.stack_num, "ignore_obs_next": self.ignore_obs_next,
                 "save_only_last_obs": self.save_only_last_obs, "sample_avail": self.sample_avail}
 

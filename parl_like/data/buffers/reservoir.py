@@ -18,7 +18,7 @@ OWNER = "reservoir buffer"
 
 IN_TIME = frozenset((
     "prev", "next", "n_step", "window", "done", "unfinished_index", "episode_start", "truncate_open", "lane_rows", "clear_lane"))
-"""What ReplayBuffer has and a reservoir cannot have."""
+"""Names that ReplayBuffer has and a reservoir cannot have."""
 
 
 class ReservoirBuffer(Buffer):

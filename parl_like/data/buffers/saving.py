@@ -40,7 +40,7 @@ _HEAD = "buffer"  # component of everything but rows
 
 @dataclass(frozen=True)
 class Kind:
-    """What files need to know about a class of buffers."""
+    """The facts about a class of buffers that files need."""
 
     module: str
     name: str
@@ -213,7 +213,7 @@ class Savable:
 
 
 def _act_space(path: Path, head: _Head, specs: Sequence[Spec]) -> gym.Space[Any] | None:
-    """Of the saved actions. Raises ValueError where it is not theirs."""
+    """Return the space of the saved actions. Raises ValueError where it is not theirs."""
     own = {spec.name: spec for spec in specs if is_part(spec.name, "act")}
     if isinstance(head.act_space, msgspec.UnsetType):
         if any(spec.dtype.kind == "f" for spec in own.values()):

@@ -1,5 +1,5 @@
-"""How the fields that a buffer is given become those that it stores, and what is kept beside the rows: what they led to where no
-next row tells, and the statistics of open episodes."""
+"""The way from the fields that a buffer is given to those that it stores, and what is kept beside the rows: what they led to
+where no next row tells, and the statistics of open episodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KNOWN = Spec("fresh", (), np.dtype(np.bool_))
 
 
 class StoredFields:
-    """How the fields that are given become those that are stored, and back.
+    """The way from the fields that are given to those that are stored, and back.
 
     Args:
         specs: The fields as they are given.
@@ -72,11 +72,12 @@ class StoredFields:
         return now, late, stacked, [] if self.as_stored else nexts
 
     def stored(self, values: tuple[Any, ...], rows: bool = False, framed: bool = True) -> tuple[Any, ...]:
-        """Of the values of `specs`, those that are stored; `framed`: observations are stacks, where this buffer takes such."""
+        """Return those of the values of `specs` that are stored; `framed`: observations are stacks, where this buffer takes
+        such."""
         return self._pick(self._stored, values, rows, framed)
 
     def nexts(self, values: tuple[Any, ...], rows: bool = False, framed: bool = True) -> tuple[Any, ...]:
-        """Those of obs_next that are not."""
+        """Return the values of obs_next that are not stored."""
         return self._pick(self._nexts, values, rows, framed)
 
     def _pick(self, which: list[tuple[int, bool]], values: tuple[Any, ...], rows: bool, framed: bool) -> tuple[Any, ...]:
@@ -92,7 +93,7 @@ class StoredFields:
 
 
 class FinalObservations:
-    """What rows led to, where no next row tells: of every lane's newest row, and of truncated ones.
+    """The observations that rows led to, where no next row tells: of every lane's newest row, and of truncated ones.
 
     Args:
         specs: The fields of obs_next, single frames.
@@ -146,7 +147,8 @@ class FinalObservations:
         return {name: column[lane].copy() for name, column in self.newest.arrays.items()}
 
     def find(self, position: int, newest: Positions) -> dict[str, Array]:
-        """What the row at `position` led to, {} if it is not known; `newest` are the positions of the lanes' newest rows."""
+        """Return what the row at `position` led to, {} if it is not known; `newest` are the positions of the lanes' newest
+        rows."""
         if position in self.table:
             return self.table[position]
         lanes = np.flatnonzero((newest == position) & self.known).tolist()

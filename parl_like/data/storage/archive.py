@@ -63,7 +63,7 @@ class Component(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What an archive says about itself. `meta` is what its writer added: the step, the score …"""
+    """The description of an archive, inside it. `meta` is what its writer added: the step, the score …"""
 
     format: int
     versions: dict[str, str]

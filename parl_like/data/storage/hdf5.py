@@ -107,7 +107,7 @@ _DAMAGE = (OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeErro
 
 
 def _member(h5py: Any, path: Path, group: Any, name: str, kind: type) -> Any:
-    """What is under a name, if that is of this kind and in this file."""
+    """Return what is under a name, if that is of this kind and in this file."""
     link = group.get(name, getlink=True)
     found = group.get(name, getclass=True) if type(link) is h5py.HardLink else type(link)
     if found is not kind:

@@ -148,7 +148,7 @@ def read_named(path: str | os.PathLike[str], *, limit: int, unpacked: int | None
 
 
 def _read(file: IO[bytes] | gzip.GzipFile, limit: int, path: str | os.PathLike[str]) -> bytes:
-    """What is left of a file, a piece at a time: no memory is taken for what is not there."""
+    """Read the rest of a file, a piece at a time: no memory is taken for what is not there."""
     pieces, size = [], 0
     while piece := file.read(_PIECE):
         pieces.append(piece)

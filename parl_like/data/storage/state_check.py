@@ -1,4 +1,4 @@
-"""What a saved state must be like before anything takes it over: as the state that its taker has itself."""
+"""The check of a saved state before anything takes it over: it must be like the state that its taker has itself."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ WHY = {
 
 @dataclass
 class Source:
-    """Where replayed rows come from. Hold `buffer.lock` from the choice of positions to the end of `Transforms.replay`.
+    """The source of replayed rows. Hold `buffer.lock` from the choice of positions to the end of `Transforms.replay`.
 
     Attributes:
         buffer: The raw rows.
