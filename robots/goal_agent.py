@@ -61,11 +61,11 @@ class GoalAgent(Agent):
     goal_gamma: float | None = None
 
     def goal_achieved(self, obs: Any, goal: Any) -> bool:
-        """Whether `obs`, after a step towards it, is the goal. Default: equal to it."""
+        """Return whether `obs`, after a step towards it, is the goal. Default: equal to it."""
         return bool(np.array_equal(obs, goal))
 
     def aborted(self, obs: Any, goal: Any, steps: int) -> bool:
-        """Whether to give the goal up in `obs`, after `steps` steps. Default: at the horizon."""
+        """Return whether to give the goal up in `obs`, after `steps` steps. Default: at the horizon."""
         return self.goal_horizon is not None and steps >= self.goal_horizon
 
     def intrinsic_reward(self, obs: Any, goal: Any, obs_next: Any) -> float:
@@ -73,11 +73,11 @@ class GoalAgent(Agent):
         return float(self.goal_achieved(obs_next, goal))
 
     def goal_obs(self, obs: Any, prev_goal: Any) -> Any:
-        """What task 'goal' sees."""
+        """Return what task 'goal' sees."""
         return {"obs": obs, "prev_goal": prev_goal}
 
     def worker_obs(self, obs: Any, goal: Any) -> Any:
-        """What task 'RL' sees."""
+        """Return what task 'RL' sees."""
         return {"obs": obs, "goal": goal}
 
     def first_goal(self) -> Any:

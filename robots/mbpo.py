@@ -40,7 +40,7 @@ class Config(PartsConfig, frozen=True, kw_only=True):
 USUAL = {"OffPolicyHelper.batch_size": 256, "OffPolicyHelper.learn_every": 1, "MLPActorQ.hidden": [64, 64], "MBPO.horizon": 5,
          "tasks.model.OffPolicyHelper.warmup": 256, "tasks.RL.OffPolicyHelper.warmup": 500}
 UPDATES = {"tasks.RL.OffPolicyHelper.updates": 10}
-"""Of the policy that imagines."""
+"""Updates of the policy that imagines, per row."""
 
 
 def build(config: Config) -> Robot:

@@ -50,11 +50,12 @@ BY_NAME = (Explorer, Transform, ReplayBuffer)  # arguments of these kinds are gi
 COUNTS_ACTS = ("epsilon", "noise")  # schedules over the acting steps of one helper; all others count optimiser steps
 
 Count = float | None | Callable[[Mapping[str, Any]], float | None]
-"""What a schedule counts in the whole run, perhaps by the values of the arguments; None: that cannot be known before."""
+"""The number that a schedule counts in the whole run, perhaps by the values of the arguments; None: that cannot be known
+before."""
 
 
 def optimiser_steps(updates: float, rows: int, learner: Mapping[str, Any]) -> int:
-    """Of so many updates of so many rows each, by the arguments of the algorithm."""
+    """Return the optimiser steps of so many updates of so many rows each, by the arguments of the algorithm."""
     minibatches = max(rows // wanted, 1) if (wanted := learner.get("minibatch_rows")) else learner.get("minibatches", 1)
     steps = int(updates * learner.get("epochs", 1) * minibatches)
     if "policy_updates" in learner:  # PPG's auxiliary phases
@@ -108,7 +109,7 @@ def named(kind: str, name: str) -> Any:
 
 
 def _of_kind(kind: str, found: Mapping[str, Any]) -> dict[str, type]:
-    """What is made from the class of that name, or is a plain buffer."""
+    """Return what is made from the class of that name, or is a plain buffer."""
     return {key: one for key, one in found.items() if isinstance(one, type)
             and kind in [base.__name__ for base in one.__mro__[one is not ReplayBuffer :]]}
 
@@ -284,9 +285,9 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """What an argument takes: `data`, a type of plain values, and its `text`; `part`: of which shelf its names are; `given`: how
-    many arguments whoever calls the named class passes in order, where the argument is a function; `numpy`: types of NumPy that
-    plain numbers, and lists of them, are made."""
+    """The kind of values that an argument takes: `data`, a type of plain values, and its `text`; `part`: of which shelf its
+    names are; `given`: how many arguments whoever calls the named class passes in order, where the argument is a function;
+    `numpy`: types of NumPy that plain numbers, and lists of them, are made."""
 
     data: Any
     text: str
@@ -358,7 +359,8 @@ def arguments(owner: Any, untyped: bool = False) -> dict[str, tuple[Kind, Any]]:
 
 
 def _all_plain(value: Any) -> bool:
-    """Whether a default is plain data: then an argument that does not say its type takes such, and not functions or objects."""
+    """Return whether a default is plain data: then an argument that does not say its type takes such, and not functions or
+    objects."""
     return is_plain(value) and all(map(is_plain, flat(value).values()))
 
 
@@ -370,7 +372,7 @@ def _hints(function: Any) -> dict[str, Any]:
 
 
 def kind_of(hint: Any) -> Kind | None:
-    """What an annotation takes of plain data; None: nothing."""
+    """Return what an annotation takes of plain data; None: nothing."""
     parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     found: dict[str, Any] = {}  # text → type
     part, given = "", 0
@@ -402,7 +404,7 @@ def _is_array(hint: Any) -> bool:
 
 
 def _dtype_of(hint: Any) -> Any:
-    """Of `NDArray[np.float32]`; None: it does not say."""
+    """Return the dtype of `NDArray[np.float32]`; None: it does not say."""
     inner = typing.get_args(typing.get_args(hint)[1]) if typing.get_args(hint) else ()
     return inner[0] if inner and inner[0] in np.sctypeDict.values() else None
 
@@ -416,7 +418,7 @@ def _plain_numbers(hint: Any) -> tuple[type, ...]:
 
 
 def plain_type(hint: Any) -> bool:
-    """Whether values of this type are plain data, or made of plain data by msgspec."""
+    """Return whether values of this type are plain data, or made of plain data by msgspec."""
     if hint in (int, float, bool, str, type(None)) or typing.get_origin(hint) is Literal:
         return True
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
@@ -434,8 +436,8 @@ def _head(where: str, owner: Any) -> str:
 
 
 def lookup(layer: Mapping[str, Any], full: str, default: Any, kind: Kind) -> tuple[Any, tuple[str, ...]]:
-    """What a layer says of a setting, else the default, and by which keys: a whole value replaces those before it, a part of a
-    mapping goes into them; a number is the start of a schedule, where one may be given."""
+    """Return what a layer says of a setting, else the default, and by which keys: a whole value replaces those before it, a part
+    of a mapping goes into them; a number is the start of a schedule, where one may be given."""
     value, keys = default, []
     for key, one in layer.items():
         if (rest := ends_with(full, key)) is not None:
@@ -451,7 +453,7 @@ def ends(full: str) -> list[str]:
 
 
 def is_plain(value: Any) -> bool:
-    """Whether this is data, and no object that somebody gives from Python."""
+    """Return whether this is data, and no object that somebody gives from Python."""
     if isinstance(value, (list, tuple)):
         return all(map(is_plain, value))
     return isinstance(value, (bool, int, float, str, type(None), Mapping))

@@ -37,7 +37,7 @@ TABLE: dict[str, Any] = {"models": ("QTable",), "helper": "OnlineHelper", "n_age
 EVOLUTION = {**ON_POLICY, "helper": "PopulationHelper", "n_agents": 32, "MLPActorCritic.hidden": [16]}
 
 def values_of(name: str, mlp: str = "MLPQ", conv: str = "ConvQ", **more: Any) -> dict[str, Any]:
-    """Of an algorithm that learns values of discrete actions; `more` are arguments of its class."""
+    """Return the parts of an algorithm that learns values of discrete actions; `more` are arguments of its class."""
     own = {"n_step": 3, "target_period": 200, "epsilon": {"start": 1.0, "end": 0.05, "share": 0.2}, **more}
     return {"models": (mlp, conv), "helper": "OffPolicyHelper", "n_agents": 8, "total_steps": 50_000,
             **{f"{name}.{key}": value for key, value in own.items()},
@@ -159,12 +159,13 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
         return span.steps / config.n_agents
 
     def rows_of(helper: Mapping[str, Any]) -> int:
-        """Of an update, where agents send unrolls; else 1."""
+        """Return the rows of an update, where agents send unrolls; else 1."""
         rule = parts.of(where, ComputationTask)["training_rule"] or {}
         return min(rows := lanes * helper["unroll"], rule.get("max_rows") or rows) if "unroll" in helper else 1
 
     def n_updates(helper: Mapping[str, Any]) -> Any:
-        """Of a run, which are the optimiser steps of an off-policy one; None where each takes whole episodes."""
+        """Return the updates of a run, which are the optimiser steps of an off-policy one; None where each takes whole
+        episodes."""
         if issubclass(helper_class, (EpisodicHelper, PopulationHelper)):
             return None
         return span.steps * helper.get("updates", 1) // (helper.get("learn_every") or 1) // rows_of(helper)

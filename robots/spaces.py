@@ -1,4 +1,4 @@
-"""What ready-made robots share: the spaces of an environment, a network that fits them, the robot around it all."""
+"""Parts that ready-made robots share: the spaces of an environment, a network that fits them, the robot around it all."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def check_eval_env(source: EnvSource, spaces: Mapping[str, Any]) -> None:
 
 
 def has_image(obs: gym.Space[Any]) -> bool:
-    """Whether an observation has one image."""
+    """Return whether an observation has one image."""
     images = [spec for spec in specs_of(obs, "obs").values() if len(spec.shape) == 3]
     return len(images) == 1 and sorted(images[0].shape)[1] >= SMALLEST_IMAGE
 
@@ -98,7 +98,7 @@ class Env(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class EvalEnv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What evaluations have instead of the training's `Env`; a text alone is its `id`.
+    """The environment of evaluations, instead of the training's `Env`; a text alone is its `id`.
 
     Attributes:
         id: Empty: the same.
@@ -120,7 +120,8 @@ class EvalEnv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class PartsConfig(ExperimentConfig, frozen=True, kw_only=True):
-    """Of robots whose parts have settings (`parl_like.robots.settings`); `parts`: name or end of a name → value."""
+    """The configuration of robots whose parts have settings (`parl_like.robots.settings`); `parts`: name or end of a name →
+    value."""
 
     parts: dict[str, Any] = {}
 
@@ -143,8 +144,8 @@ def env_of(env: Env, parts: Parts, key: str = "env") -> EnvSource:
 
 
 def import_module_in(id: str) -> None:
-    """Of `module:Id`; gymnasium would not look for it in the working directory. Raises ConfigError: there is none, or it may not
-    be imported."""
+    """Import the module of `module:Id`; gymnasium would not look for it in the working directory. Raises ConfigError: there is
+    none, or it may not be imported."""
     if ":" in id:
         candidates(id)
 

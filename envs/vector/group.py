@@ -72,8 +72,8 @@ class Abandoned(BaseException):
 
 
 def faults() -> tuple[type[BaseException], ...]:
-    """Return the exceptions of environments: SystemExit must not end the run, nor must a cancelled task of its own. Others throw
-    more into it."""
+    """Return the exceptions of environments: SystemExit must not end the run, nor must a cancelled task of its own. What others
+    throw into it is none of them."""
     asyncio = sys.modules.get("asyncio")  # who raises its exception has imported it
     return (Exception, SystemExit) if asyncio is None else (Exception, SystemExit, asyncio.CancelledError)
 

@@ -266,8 +266,8 @@ def _print_json(value: Any) -> None:
 
 
 def _run_row(run: Any) -> dict[str, Any]:
-    """What `list` says of a run: `score` is that of its last evaluation, `best` that of the best one while it trained, `differs`
-    what is not as its experiment has it."""
+    """Return what `list` says of a run: `score` is that of its last evaluation, `best` that of the best one while it trained,
+    `differs` what is not as its experiment has it."""
     from parl_like.lab.runs.metrics import last_row
 
     row: dict[str, Any] = {"run": run.path.name, "experiment": "?", "state": "", "steps": 0, "score": None, "best": None,

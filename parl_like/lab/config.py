@@ -23,8 +23,9 @@ _log = logging.getLogger(__name__)
 
 
 class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Of the drivers `processes` and `ray`: where the agents are. None: as `parl_like.drivers.workers.processes.Processes` and
-    `Ray` of `parl_like.drivers.ray.cluster` have it, whose arguments these are.
+    """The options of the drivers `processes` and `ray`: where the agents are. None: as
+    `parl_like.drivers.workers.processes.Processes` and `Ray` of `parl_like.drivers.ray.cluster` have it, whose arguments these
+    are.
 
     Attributes:
         count: Processes of this machine, or actors of the cluster; 0: one per core of this machine.
@@ -50,7 +51,7 @@ GONE: dict[str, Any] = {"remote": 0, "listen": "tcp://127.0.0.1:5555", "key": ""
 
 
 class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What every robot's configuration has. A robot adds its own fields: `class Config(ExperimentConfig, frozen=True,
+    """The fields of every robot's configuration. A robot adds its own fields: `class Config(ExperimentConfig, frozen=True,
     kw_only=True)`.
 
     Steps are environment steps (agent decisions), summed over all agents. Bounds are given with `Annotated[type,
@@ -184,7 +185,7 @@ def nested(keys: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ends_with(name: str, key: str) -> str | None:
-    """How a key means a setting of this full name: `""` as a whole, `"end"` that part of its mapping; None: not at all."""
+    """Return how a key means a setting of this full name: `""` as a whole, `"end"` that part of its mapping; None: not at all."""
     path, given = name.split("."), key.split(".")
     return next((".".join(given[n:]) for n in range(len(given), 0, -1) if path[-n:] == given[:n]), None)
 
@@ -351,7 +352,7 @@ def _misfit(value: Any, expected: Any) -> str:
 
 
 def _has_parts(expected: Any) -> bool:
-    """Whether a field's value is a mapping, or may be one."""
+    """Return whether a field's value is a mapping, or may be one."""
     if typing.get_origin(expected) in (Annotated, typing.Union, types.UnionType):
         return any(map(_has_parts, typing.get_args(expected)))
     return _struct_in(expected) is not None or expected is Any or typing.get_origin(expected) is dict

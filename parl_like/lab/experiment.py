@@ -30,7 +30,7 @@ ENTRY_POINTS = "parl_like.experiments"
 
 
 class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What has registered an experiment of the user's own: a file, by real path and SHA-256 of its content, or a module."""
+    """The file that registered a user's experiment, by real path and SHA-256 of its content; or the module."""
 
     file: str = ""
     sha256: str = ""
@@ -52,13 +52,13 @@ class Bounds(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     at_most: float | None = None
 
     def holds(self, value: float) -> bool:
-        """Whether a result lies in it; NaN does not."""
+        """Return whether a result lies in it; NaN does not."""
         low = -math.inf if self.at_least is None else self.at_least
         return low <= value <= (math.inf if self.at_most is None else self.at_most)
 
 
 class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What to run, and what should come out.
+    """A robot's configuration with a name, and what should come out of its run.
 
     Attributes:
         name: What one types; lower-case letters, digits, `-` and `_`. Of a YAML file: its name without `.yaml`.
@@ -88,7 +88,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return {key: value if isinstance(value, Bounds) else Bounds(at_least=value) for key, value in out.items()}
 
     def verdict(self, results: Mapping[str, float]) -> bool | None:
-        """Whether every expected result lies in its interval; one that is missing does not. None: nothing is expected."""
+        """Return whether every expected result lies in its interval; one that is missing does not. None: nothing is expected."""
         wanted = self.bounds
         return all(one.holds(results.get(key, math.nan)) for key, one in wanted.items()) if wanted else None
 
@@ -168,12 +168,12 @@ def brought() -> Mapping[str, Brought]:
 
 
 def source_of(name: str) -> Source | None:
-    """What an experiment was registered by; None: it is ours, or an installed package's, or a script's of this process."""
+    """Return what an experiment was registered by; None: it is ours, or an installed package's, or a script's of this process."""
     return next((one.source for one in _brought.values() if name in one.names), None)
 
 
 def is_registered(name: str) -> bool:
-    """Whether this process knows an experiment that is not ours."""
+    """Return whether this process knows an experiment that is not ours."""
     return name in _registered
 
 

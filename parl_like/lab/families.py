@@ -20,7 +20,7 @@ def family(experiment: Experiment) -> str:
 
 
 def title(name: str) -> str:
-    """What a family is: the first sentence of its file, in one line; empty where that is no file of ours."""
+    """Return what a family is: the first sentence of its file, in one line; empty where that is no file of ours."""
     for area in ("algorithms", "robots"):
         for folder in _folders(area):
             for path in (folder / f"{name}.py", folder / name / "__init__.py"):

@@ -1,4 +1,5 @@
-"""What the texts of a run directory may do, which somebody else may have made: name what is known already, and nothing else.
+"""The rule for the texts of a run directory, which somebody else may have made: they may name what is known already, and nothing
+else.
 
 `Foreign` is the rule by which names are resolved while such a directory is in use. Names of classes, functions and environments
 are looked up among what this process has registered; a module is imported for one only where the user has typed it again. That
@@ -139,7 +140,7 @@ def _own() -> list[ModuleType]:
 
 
 def _folder_of(module: ModuleType) -> str:
-    """Where the module, or the package that it is in, was found; empty: nowhere."""
+    """Return the folder where the module, or the package that it is in, was found; empty: nowhere."""
     top = sys.modules.get(module.__name__.partition(".")[0], module)
     file = getattr(top, "__file__", None) or ""
     return os.path.dirname(os.path.dirname(file) if hasattr(top, "__path__") else file)

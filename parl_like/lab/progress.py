@@ -1,4 +1,4 @@
-"""What one sees while a run goes on: a live table on a terminal, else one `key=value` line every few seconds."""
+"""The display of a run while it goes on: a live table on a terminal, else one `key=value` line every few seconds."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def wrapped(text: str, width: int = WIDTH) -> str:
 
 
 def width_of(stream: TextIO | None) -> int:
-    """How wide a line may be: of a terminal what it has, else `WIDTH`."""
+    """Return how many columns a line may have: those of a terminal, else `WIDTH`."""
     return size_of(stream)[0] - 1 if stream is not None and stream.isatty() else WIDTH
 
 
@@ -93,7 +93,7 @@ class Progress:
 
     @property
     def draws(self) -> bool:
-        """Whether there is a table."""
+        """Return whether there is a table."""
         return self._screen is not None
 
     def say(self, text: str) -> None:

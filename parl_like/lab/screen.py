@@ -17,7 +17,7 @@ HIDE, SHOW, CLEAR_BELOW, CLEAR_LINE, CLEAR_ALL = "\x1b[?25l", "\x1b[?25h", "\x1b
 
 
 def can_draw(stream: Any) -> bool:
-    """Whether it is a terminal that can move its cursor."""
+    """Return whether the stream is a terminal that can move its cursor."""
     return bool(stream.isatty()) and os.environ.get("TERM", "xterm") not in ("", "dumb", "unknown")
 
 

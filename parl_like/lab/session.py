@@ -173,7 +173,7 @@ class Session:
         return int(self.robot.counters()["env_steps"])
 
     def seconds(self) -> float:
-        """Of training, over all processes of this run."""
+        """Return the seconds of training, over all processes of this run."""
         return self.seconds_before + time.perf_counter() - self.started
 
     # ---- the phases
@@ -326,7 +326,7 @@ class Session:
         return others[0] if others else plots.DEFAULT_METRIC
 
     def _learned(self) -> list[str]:
-        """Of a run in which no episode has ended, such as one from recorded rows: what each task has learned."""
+        """Say what each task has learned, of a run in which no episode has ended, such as one from recorded rows."""
         counts, metrics = self.robot.counters(), self._metrics()
         if counts["episodes"]:
             return []
@@ -382,7 +382,7 @@ class Session:
         return max((one for one in self.evaluations if not math.isnan(one[1])), key=lambda one: one[1], default=(-1, -math.inf))
 
     def _reached(self) -> bool:
-        """Whether the last evaluation has reached `stop_score`."""
+        """Return whether the last evaluation has reached `stop_score`."""
         stop = self.config.stop_score
         return stop is not None and bool(self.evaluations) and self.evaluations[-1][1] >= stop
 
@@ -394,7 +394,7 @@ class Session:
         return metrics
 
     def _shown(self) -> dict[str, float]:
-        """What the progress shows: evaluations while training, too."""
+        """Return what the progress shows: evaluations while training, too."""
         if not (found := self._evaluated()):
             return self._metrics()
         steps = {"at step": found["step"], "best": found["best"], "best at step": found["best_step"]}
@@ -409,7 +409,7 @@ class Session:
         return {**clock, **self._metrics()}
 
     def _meta(self) -> dict[str, Any]:
-        """What a checkpoint says of its run."""
+        """Return what a checkpoint says of its run."""
         return {"experiment": self.experiment.name, "seconds": self.seconds(), "config": configs.to_dict(self.config)}
 
     def _save(self, *, last: bool, interrupted: bool = False, failed: bool = False) -> int:

@@ -1,4 +1,5 @@
-"""What a robot takes of this machine: a number in a configuration costs nothing to write, and may come from somebody else.
+"""Limits on what a robot takes of this machine: a number in a configuration costs nothing to write, and may come from somebody
+else.
 
 Numbers of agents, threads and workers are held against the machine before anything is built; while it is built, the operating
 system gives this process no more memory than there is. So what is too large is an error, and no end of the machine.

@@ -99,8 +99,8 @@ def of_run(run: Path, name: str, source: Source | None, given: str = "") -> Expe
 
 
 def candidates(name: str, shelves: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
-    """What `module:Name`, or a plain name, may mean: its last part, and what is in that module (see `module_of`); or what is in
-    the modules of the user's experiments, and in these.
+    """Return what `module:Name`, or a plain name, may mean: its last part, and what is in that module (see `module_of`); or what
+    is in the modules of the user's experiments, and in these.
 
     Raises:
         ConfigError: the module cannot be imported, or may not (`parl_like.values.names`).
@@ -149,7 +149,7 @@ def code_hash(name: str, ours: str) -> str:
 
 
 def is_own(module: str) -> bool:
-    """Whether a module has been imported, and belongs to the experiments of the user's own."""
+    """Return whether a module has been imported, and belongs to the user's experiments."""
     roots = {one.__name__.partition(".")[0] for one in experiments.own_modules()}
     return module in sys.modules and module.partition(".")[0] in roots
 
@@ -227,7 +227,7 @@ def remember_run(config: bytes) -> None:
 
 
 def has_run(config: bytes) -> bool:
-    """Whether he has."""
+    """Return whether the user has run this configuration before."""
     return hashlib.sha256(config).hexdigest() in _marks("ran")
 
 

@@ -20,7 +20,7 @@ MAX_VALUES = 20_000  # in all of them: a second of work
 
 
 class UsageError(ValueError):
-    """What the user asked for cannot be done as asked. One line: what was expected, what came, the way out (exit code 2)."""
+    """A refusal of what the user asked for. One line: what was expected, what came, the way out (exit code 2)."""
 
 
 class ConfigError(UsageError):

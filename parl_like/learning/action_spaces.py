@@ -18,7 +18,7 @@ ALL = (*CHOICES, BOX, UNBOUNDED, NESTED)
 
 @dataclass(frozen=True)
 class Takes:
-    """What an algorithm learns with, by the networks of this house that fit it.
+    """The spaces that an algorithm learns with, by our networks that fit it.
 
     Attributes:
         actions, observations: Kinds of spaces. Observations of the kind `NESTED` hold any other.
@@ -35,7 +35,7 @@ class Takes:
 
 
 def kind_of(space: gym.Space[Any] | None) -> str:
-    """Of `ALL`; the name of its class for any other space."""
+    """Return the kind of a space, one of `ALL`; the name of its class for any other space."""
     if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
         return NESTED
     if isinstance(space, gym.spaces.Box):

@@ -25,7 +25,7 @@ from parl_like.values.errors import unknown
 from parl_like.values.user_calls import Guarded
 
 FIELDS = ("first", "lane", "episode", "next_act", "number")
-"""What `Window.fields` may name."""
+"""The names that `Window.fields` may have."""
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class Loss:
 
     @property
     def parameters(self) -> list[torch.nn.Parameter]:
-        """What it moves, one by one, each once."""
+        """Return the parameters that it moves, one by one, each once."""
         return list(dict.fromkeys(_parameters(self.moves)))
 
 
@@ -120,7 +120,7 @@ def _listed(moves: Any) -> Any:
 
 
 def _parameters(moves: Any) -> Iterator[torch.nn.Parameter]:
-    """Of what `_listed` gave; networks may get theirs later."""
+    """Yield the parameters of what `_listed` gave; networks may get theirs later."""
     if isinstance(moves, torch.nn.Parameter):
         yield moves
     elif isinstance(moves, torch.nn.Module):
@@ -248,7 +248,7 @@ class Algorithm(Guarded):
         raise TypeError(f"{type(self).__name__} has no learn(batch): write it, or give the task a helper that never learns")
 
     def due(self, loss: str) -> bool:
-        """Whether this update is one of those in which that loss is stepped: every `every`-th."""
+        """Return whether this update is one of those in which that loss is stepped: every `every`-th."""
         losses = self.losses or {}
         if loss not in losses:
             raise ValueError(f"{type(self).__name__}: due({loss!r}): {unknown('loss', loss, losses)}")
@@ -270,7 +270,8 @@ class Algorithm(Guarded):
         """After the optimiser steps of one training request: target networks and the like. `updates` has been counted."""
 
     def ask(self, task: str, **inputs: Any) -> Batch:
-        """What another task predicts with its newest parameters, for `process` and `learn`: `self.ask("RND", obs=batch.obs)`.
+        """Return what another task predicts with its newest parameters, for `process` and `learn`: `self.ask("RND",
+        obs=batch.obs)`.
 
         So a reward that a discriminator or a curiosity model gives is that of today, and not of when the row was stored. The
         task that learns declares whom it asks: `ComputationTask(..., asks=["RND"])`.
@@ -334,7 +335,7 @@ class Algorithm(Guarded):
         self._guarded = guarded(self)
 
     def state_dict(self) -> dict[str, Any]:
-        """What a checkpoint holds of this algorithm beside `networks()`, `updates` and the two generators.
+        """Return what a checkpoint holds of this algorithm beside `networks()`, `updates` and the two generators.
 
         By default every attribute that has changed since the task was built: numbers, text, arrays, tensors and parameters,
         generators, optimisers, objects of plain Python or with a `state_dict`, and collections of these; but for those that

@@ -57,7 +57,7 @@ def _join(values: Mapping[str, torch.Tensor], pin: bool = False) -> torch.Tensor
 
 
 def _split(block: torch.Tensor, values: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """What `_join` made of tensors like `values`, as views of `block`."""
+    """Return what `_join` made of tensors like `values`, as views of `block`."""
     out, start = {}, 0
     for name in _order(values):
         value = values[name]

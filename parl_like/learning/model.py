@@ -192,7 +192,7 @@ class ArrayModel(Model):
                             f"know; change it in place: {name}[...] = …")
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Of a copy: array and tensor are one memory again."""
+        """Take the state of a copy: array and tensor are one memory again."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         for name in self._buffers.keys() & self.__dict__.keys():
             self._buffers[name] = torch.from_numpy(self.__dict__[name])

@@ -1,4 +1,5 @@
-"""What an algorithm calls of its model: that it is there and answers in the right shapes, tried out when the task is built."""
+"""The check of what an algorithm calls of its model: that it is there and answers in the right shapes, tried out when the task
+is built."""
 
 from __future__ import annotations
 
@@ -74,8 +75,8 @@ def check_methods(algorithm: Any) -> None:
 
 
 def answer(algorithm: Any, name: str, *arguments: Any) -> Any:
-    """What the model's method `name` returns; what it raises, such as for a call that does not fit its signature or for rows that
-    do not fit its layers, is a ContractError."""
+    """Return what the model's method `name` returns; what it raises, such as for a call that does not fit its signature or for
+    rows that do not fit its layers, is a ContractError."""
     try:
         return getattr(algorithm.model, name)(*arguments)
     except Exception as error:

@@ -59,7 +59,7 @@ class NoisyLinear(nn.Module, metaclass=Brief):
 
 
 def noisy_layers(*networks: nn.Module) -> list[NoisyLinear]:
-    """Those of all networks, each once."""
+    """Return the noisy layers of all networks, each once."""
     return list({id(part): part for network in networks for part in network.modules() if isinstance(part, NoisyLinear)}.values())
 
 

@@ -29,7 +29,7 @@ BESIDE: ContextVar[Executor | None] = ContextVar("BESIDE", default=None)
 """Threads for some of this thread's backward passes; None: it makes all of them itself."""
 
 Step = tuple[Mapping[str, Any], Any]
-"""What `learn` returned for a minibatch, without gradients, and the places of its rows in the update (None: it was all of it)."""
+"""The result of `learn` for a minibatch, without gradients, and the places of its rows in the update (None: it was all of it)."""
 
 
 class Stepper:
@@ -106,7 +106,7 @@ class Stepper:
 
 
 class Optimization:
-    """What one task does with the losses of its algorithm: backward passes, clipping, steps.
+    """The optimiser steps of one task, from the losses of its algorithm: backward passes, clipping, steps.
 
     Args:
         owner: Gives the name for messages, such as "task 'RL'".
@@ -203,7 +203,7 @@ class Optimization:
         return _told(done), taken, _told(lost), fault
 
     def _check_names(self, out: Mapping[str, Any]) -> None:
-        """Of a mapping without a loss: whether it was meant to have one."""
+        """Refuse a mapping without a loss that was meant to have one."""
         for name, value in out.items() if self.steppers else ():
             if isinstance(value, torch.Tensor) and value.requires_grad and value.numel() == 1:
                 raise ValueError(f"{self.owner()}: learn gives {name!r}, a number with a gradient that is none of the losses of "
@@ -215,7 +215,7 @@ class Optimization:
             raise self._diverged("a weight, or a number in an array,", float("nan"))
 
     def _saved(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What a step that is left out must not have changed."""
+        """Return copies of what a step that is left out must not have changed."""
         return [(tensor, tensor.detach().clone()) for tensor in (*self.moved, *self.buffers)]
 
     def _step(self, losses: Mapping[str, Any]) -> dict[str, float]:
@@ -284,7 +284,7 @@ def _backward(parts: tuple[torch.Tensor, ...], **options: Any) -> None:
 
 
 def _parts(out: Any) -> Iterator[Mapping[str, Any]]:
-    """What `learn` yields, one after the other, and what it returns."""
+    """Yield what `learn` yields, one after the other, and what it returns."""
     if isinstance(out, Generator):
         out = yield from out
     if out is not None:
@@ -318,7 +318,7 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None)
 
 
 def update_return(owner: str, n: int, taken: list[Step], left_out: list[Step]) -> dict[str, Any]:
-    """What an update of `n` rows returns: of each number the mean over the steps, as a float, and arrays [n, ...].
+    """Return what an update of `n` rows returns: of each number the mean over the steps, as a float, and arrays [n, ...].
 
     Steps that were left out count where no other says anything, with 0 for what is no number in their arrays, and for rows of
     which they would have said something later. `left_out` is how many there were.
@@ -367,7 +367,8 @@ def _mean(values: list[Any]) -> float:
 
 
 def has_modes(networks: Mapping[str, torch.nn.Module]) -> bool:
-    """Whether a module among them does something else while it learns: one of its methods reads `training`, or is `train`."""
+    """Return whether a module among them does something else while it learns: one of its methods reads `training`, or is
+    `train`."""
     kinds = {base for network in networks.values() for module in network.modules() for base in type(module).__mro__}
     return any(name == "train" or "training" in getattr(getattr(value, "__code__", None), "co_names", ())
                for kind in kinds - {torch.nn.Module} if issubclass(kind, torch.nn.Module) for name, value in vars(kind).items())
@@ -392,5 +393,5 @@ def set_mode(networks: Iterable[torch.nn.Module], training: bool) -> None:
 
 @cache
 def _changes_mode_plainly(kind: type[torch.nn.Module]) -> bool:
-    """Whether `train` of this class is torch's, and attributes are where torch keeps them (torch.jit's are not)."""
+    """Return whether `train` of this class is torch's, and attributes are where torch keeps them (torch.jit's are not)."""
     return kind.train is torch.nn.Module.train and kind.__setattr__ is torch.nn.Module.__setattr__

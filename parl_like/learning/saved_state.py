@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a task: networks, optimiser, counters, generators, and what else of its algorithm learning has
+"""The state of a task in a checkpoint: networks, optimiser, counters, generators, and what else of its algorithm learning has
 changed, as trees of arrays, tensors and plain values, which an archive can hold without code."""
 
 from __future__ import annotations
@@ -234,7 +234,8 @@ class Attributes:
                 *algorithm.remembers}
 
     def changed(self, algorithm: Any) -> dict[str, Any]:
-        """Those that are not as they were at the start, packed; so what learning does not change stays the new robot's own."""
+        """Return the attributes that are not as they were at the start, packed; so what learning does not change stays the new
+        robot's own."""
         out = {}
         for name, packed in self._packed(algorithm):
             new = name not in self.start or _kind(packed) != _kind(self.start[name])

@@ -1,4 +1,4 @@
-"""What child processes of one machine need.
+"""Child processes of one machine.
 
 `child` their life, and how often they may be restarted · `fork_server` forks them from a process that has imported what they need
 · `shared_memory` memory that several processes map.

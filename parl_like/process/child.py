@@ -1,4 +1,4 @@
-"""What the parent of a child process needs: to wait for it, to end it, and to know how often it may be started again."""
+"""The parent's side of a child process: to wait for it, to end it, and to know how often it may be started again."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 def readable(descriptors: Sequence[int], seconds: float) -> list[int]:
-    """Those of the descriptors that can be read, or whose other end is closed; waits for the first of them.
+    """Wait for the first of the descriptors that can be read, or whose other end is closed; return all of these.
 
     (`select.select` knows no number above 1023.)
     """
@@ -70,7 +70,7 @@ class Child:
         self.send_signal(signal.SIGKILL)
 
     def wait(self, seconds: float) -> bool:
-        """Whether it ends within so many seconds; its process group has ended then, and `code` is known."""
+        """Wait, and return whether it ends within so many seconds; its process group has ended then, and `code` is known."""
         ended = bool(readable([self.pidfd], seconds))
         if ended and self.code is None:
             self._wait_for_code(self)

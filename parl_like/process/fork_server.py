@@ -128,7 +128,7 @@ def serve(control_fd: int, parent: int, target: str, idle: float) -> None:
 
 def _run_child(server: int, closing: Sequence[int], fds: Sequence[int], order: Mapping[str, Any], work: Callable[..., None],
                payload: bytes) -> None:
-    """What a fork does from its first moment to its last; never returns.
+    """Do all that a fork does from its first moment to its last; never return.
 
     Args:
         server: Process id of the fork server, with which it ends.
@@ -221,7 +221,7 @@ class ForkServer:
         return path
 
     def remove_folder(self, path: str) -> None:
-        """What `make_folder` made, and all that is in it."""
+        """Remove what `make_folder` made, and all that is in it."""
         shutil.rmtree(path, ignore_errors=True)
         self._folders.discard(path)
 

@@ -22,7 +22,7 @@ Column = tuple[tuple[int, ...], Any]
 
 
 def offsets(sizes: Iterable[int]) -> tuple[list[int], int]:
-    """Where arrays of so many bytes begin that lie side by side, and how many bytes all take."""
+    """Return where arrays of so many bytes begin that lie side by side, and how many bytes all take."""
     begins, end = [], 0
     for size in sizes:
         begins.append(end)

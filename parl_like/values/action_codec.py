@@ -13,7 +13,7 @@ from parl_like.values.spec import Array, Spec, as_space, leaf_spaces, leaves, pa
 
 
 def action_map(space: Any) -> Choices | Bounded | Structured | None:
-    """What an environment's action space makes of a policy's actions; None: they are the same.
+    """Return the map from a policy's actions to those of an environment's action space; None: they are the same.
 
     A Box with finite bounds: clip to [−1, 1], then scale to the bounds. With some infinite bounds: clip to those there are.
     Discrete and MultiDiscrete that do not start at 0: shift. Several choices: into the shape and dtype of the space. Dict and
@@ -38,8 +38,8 @@ def _array_map(space: Any) -> Choices | Bounded | None:
 
 
 def policy_columns(space: gym.Space[Any], columns: Mapping[str, Array], owner: str = "") -> dict[str, Array]:
-    """Those of `columns` that are arrays of an environment's actions of this space, [N, ...] by flat names, in the policy's
-    units. Real numbers outside the bounds stay there; the way back clips them, as the environment does.
+    """Return those of `columns` that are arrays of an environment's actions of this space, [N, ...] by flat names, in the
+    policy's units. Real numbers outside the bounds stay there; the way back clips them, as the environment does.
 
     Raises:
         SpecError: one has another shape or kind of number than its space, or a choice that the space lacks. `owner` is named.
@@ -78,13 +78,14 @@ def _check_actions(space: gym.Space[Any], spec: Spec, column: Array) -> None:
 
 
 def stored_specs(space: Any, specs: Mapping[str, Spec]) -> list[Spec]:
-    """What is stored of an action of this space, whose arrays have these specs: see `_stored`."""
+    """Return the specs of what is stored of an action of this space, whose arrays have these specs: see `_stored`."""
     return [_stored(part, specs[name]) for name, part in leaf_spaces(space, "act")]
 
 
 def _stored(space: Any, spec: Spec) -> Spec:
-    """What is stored of an action: the policy's. Continuous ones are real numbers also where the environment rounds them, and
-    several choices stand side by side, whatever their shape in the space. Without bounds, which are the environment's."""
+    """Return the spec of what is stored of an action: the policy's. Continuous ones are real numbers also where the environment
+    rounds them, and several choices stand side by side, whatever their shape in the space. Without bounds, which are the
+    environment's."""
     if isinstance(space, gym.spaces.Box):
         return Spec(spec.name, spec.shape, spec.dtype if spec.dtype.kind == "f" else np.dtype(np.float32))
     if isinstance(space, (gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)):

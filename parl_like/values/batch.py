@@ -357,7 +357,7 @@ class Batch:
         return self.apply_values_transform(is_null)
 
     def hasnull(self) -> bool:
-        """Whether a value anywhere is None or NaN."""
+        """Return whether a value anywhere is None or NaN."""
         return any(is_null(value).any() for value in _values(self))
 
     def dropnull(self) -> Self:
@@ -548,7 +548,7 @@ def _set(leaf: Leaf, index: Index, rows: Leaf) -> None:
 
 
 def _rows_for(batch: Batch, rows: Batch, path: str = "") -> Iterator[Leaf]:
-    """What `rows` has for each leaf of `batch`, `_RESERVED` for nothing. Refuses what could not be placed there."""
+    """Yield what `rows` has for each leaf of `batch`, `_RESERVED` for nothing. Refuses what could not be placed there."""
     for key in rows.__dict__.keys() - batch.__dict__.keys():
         raise ValueError(f"Batch: field {path + key!r} is unknown here; known: {', '.join(batch.__dict__) or 'none'}; add it as "
                          "a column first")

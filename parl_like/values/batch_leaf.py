@@ -17,11 +17,11 @@ if TYPE_CHECKING:
     import torch
 
 Leaf = Any
-"""What a field holds when it is not a nested Batch: a numpy array [N, ...], a torch tensor [N, ...], a torch Distribution with
+"""The value of a field that is not a nested Batch: a numpy array [N, ...], a torch tensor [N, ...], a torch Distribution with
 batch shape [N, ...], or an object without a row axis (text, None, anything else), which then belongs to all rows alike."""
 
 Index = Any
-"""What picks rows: int, slice, int array, bool mask, list, or a tuple of these for the leading axes."""
+"""A selection of rows: int, slice, int array, bool mask, list, or a tuple of these for the leading axes."""
 
 MAPPINGS = (dict, Mapping)  # dict first: the abstract class alone costs a Python call
 NUMBERS = (int, float, complex, np.number, np.bool_)
@@ -231,7 +231,7 @@ def same(a: Any, b: Any) -> bool:
 
 
 def _parameters(value: torch.distributions.Distribution) -> dict[str, Any]:
-    """What makes a distribution what it is: its attributes, without what torch computed from them and keeps beside them.
+    """Return what makes a distribution what it is: its attributes, without what torch computed from them and keeps beside them.
 
     Those that torch knows as parameters are taken even when computed: 0.3 as a probability is not 0.3 as a logit.
     """
@@ -243,7 +243,7 @@ def _parameters(value: torch.distributions.Distribution) -> dict[str, Any]:
 
 
 def is_null(value: Leaf) -> Array:
-    """Where a value is None or NaN: bool, in its shape."""
+    """Return where a value is None or NaN: bool, in its shape."""
     array = np.asarray(to_numpy(value)) if value is None or is_array(value) else np.zeros(())
     if array.dtype.kind == "O":
         nulls = [x is None or (isinstance(x, (float, np.floating)) and bool(np.isnan(x))) for x in array.flat]
@@ -277,7 +277,7 @@ def arithmetic(operation: Callable[[Any, Any], Any], takes_batch: bool, in_place
 
 
 def _operands(batch: Any, other: Any, path: str = "") -> Iterator[tuple[dict[str, Any], str, Any]]:
-    """Where each leaf lives, and what it is combined with: the number, or the leaf of the other batch."""
+    """Yield where each leaf lives, and what it is combined with: the number, or the leaf of the other batch."""
     kind = type(batch)
     both = isinstance(other, kind)
     if both and other.__dict__.keys() != batch.__dict__.keys():

@@ -1,4 +1,4 @@
-"""What comes from an environment and is kept: no array in it may be one that the environment changes later.
+"""Copies of what comes from an environment and is kept: no array in it may be one that the environment changes later.
 
 This is the rule's one place. `EnvFace` and `VectorFace` put everything that they hand out through `own`, so what an agent keeps
 of a step, for as long as it likes and in whatever control flow, stays what it was. And what `predict` hands out is `fixed`: a
@@ -82,7 +82,8 @@ def copied(value: Any) -> Any:
 
 
 def _held_by_one() -> tuple[int, int]:
-    """What `getrefcount` says in `own` of an array that only the caller holds, and of one that only that array looks into."""
+    """Return what `getrefcount` says in `own` of an array that only the caller holds, and of one that only that array looks
+    into."""
 
     def counts(value: Any) -> tuple[int, int]:
         base = value.base

@@ -51,7 +51,7 @@ PACKAGES = (
     Package(r"(LunarLander|LunarLanderContinuous|BipedalWalker|BipedalWalkerHardcore|CarRacing)-v\d", "Box2D",
             "'parl_like[box2d]'"),
 )
-"""Of ids that need more than gymnasium."""
+"""The packages of ids that need more than gymnasium."""
 
 
 def package_of(id: str) -> Package | None:
@@ -67,7 +67,7 @@ def package_of(id: str) -> Package | None:
 
 
 def registered(id: str) -> bool:
-    """Whether gymnasium makes this id, a version or the newest one, of what is registered now, and imports nothing for it.
+    """Return whether gymnasium makes this id, a version or the newest one, of what is registered now, and imports nothing for it.
 
     Raises:
         gymnasium.error.Error: it is no id at all.

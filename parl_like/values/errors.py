@@ -80,7 +80,7 @@ def shortened(text: str, limit: int = TEXT_LIMIT) -> str:
 
 
 def without_trace(error: BaseException) -> str:
-    """What an error says, without the traceback that it brings along from a task or another process."""
+    """Return what an error says, without the traceback that it brings along from a task or another process."""
     return str(error).partition("\nTraceback (most recent call last):\n")[0]
 
 
@@ -98,7 +98,7 @@ ELSEWHERE = {
 
 
 def our_name(name: object, known: Iterable[str]) -> str:
-    """What an option of another library is called here; empty: it is none, or nothing here has it."""
+    """Return what an option of another library is called here; empty: it is none, or nothing here has it."""
     return next((one for one, theirs in ELSEWHERE.items() if name in theirs.split() and one in known), "")
 
 

@@ -15,10 +15,10 @@ class Rule(Protocol):
     """Which names may have something imported for them."""
 
     def typed(self, name: str) -> bool:
-        """Whether the user has given this very text."""
+        """Return whether the user has given this very text."""
 
     def refusal(self, name: str) -> Exception:
-        """What to raise where he has not."""
+        """Return the error for a text that the user has not given."""
 
 
 _IN_FORCE: list[Rule] = []  # of the whole process: agents and environments may be in greenlets and threads

@@ -38,12 +38,12 @@ _TRACE = "Traceback (most recent call last):\n"
 
 
 def whole() -> bool:
-    """Whether tracebacks are to be shown whole."""
+    """Return whether tracebacks are to be shown whole."""
     return os.environ.get(WHOLE, "") not in ("", "0")
 
 
 def is_users(file: str) -> bool:
-    """Whether a file of a traceback is the user's: neither ours nor of a library."""
+    """Return whether a file of a traceback is the user's: neither ours nor of a library."""
     path = os.path.realpath(file)
     installed = {"site-packages", "dist-packages"} & set(path.split(os.sep))
     return not file.startswith("<") and not installed and not path.startswith((*_ROOTS, *_LIBRARIES))
@@ -81,8 +81,8 @@ def trim(error: BaseException) -> BaseException:
 
 
 def users_lines(error: BaseException) -> list[str]:
-    """Where an error was raised, for people: the user's last frames, its causes' included, as a traceback has them; perhaps
-    none."""
+    """Return where an error was raised, for people: the user's last frames, its causes' included, as a traceback has them;
+    perhaps none."""
     found: list[tuple[Any, int]] = []
     text = ""
     for one in _causes(error):
@@ -123,8 +123,8 @@ def _shortened(text: str, one_line: bool) -> str:
 
 def explained(error: TypeError, name: str, made: Callable[..., Any], kinds: tuple[type, ...], args: tuple[Any, ...],
               options: Mapping[str, Any]) -> TypeError | None:
-    """What to say instead of a TypeError that Python raised for the arguments of a call: the option that there is not, with the
-    nearest that there is, or the argument of a wrong type. None: it was neither.
+    """Return what to say instead of a TypeError that Python raised for the arguments of a call: the option that there is not,
+    with the nearest that there is, or the argument of a wrong type. None: it was neither.
 
     Args:
         kinds: Classes whose constructors an unknown option may be handed on to; none: of a function.
@@ -154,7 +154,7 @@ def explained(error: TypeError, name: str, made: Callable[..., Any], kinds: tupl
 
 
 def _may_be(value: Any, kind: str) -> bool:
-    """Whether a value may be of this annotation; yes where it is none that we know."""
+    """Return whether a value may be of this annotation; yes where it is none that we know."""
     if kind == "None":
         return value is None
     if kind == "Schedule":
@@ -231,7 +231,7 @@ def _going_on(generator: Any) -> Iterator[Any]:
 
 
 def _inside() -> bool:
-    """Whether the caller of the calling function is one of our own modules."""
+    """Return whether the caller of the calling function is one of our own modules."""
     frame = sys._getframe(2)
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] == "parl_like"
 

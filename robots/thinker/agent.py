@@ -1,4 +1,4 @@
-"""Who plans: an agent that steps n environments in their augmented MDP, and stores what each of the two tasks learns from."""
+"""The agent that plans: it steps n environments in their augmented MDP, and stores what each of the two tasks learns from."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ from parl_like.values import env_ids
 
 log = logging.getLogger(__name__)
 REFUSALS = (gym.error.Error, EnvFailed, OSError, ImportError, TypeError, ValueError)
-"""How an environment, or what looks for it, refuses its name or its options."""
+"""The errors with which an environment, or what looks for it, refuses its name or its options."""
 
 
 def same_step_envs(env: Any, n: int, **options: Any) -> VectorEnv[Any, Any, Any]:
@@ -66,8 +66,8 @@ def _adapt_old(env: Any) -> gym.Env[Any, Any]:
 
 
 def frames_of(envs: VectorEnv[Any, Any, Any], default: int = 1) -> int:
-    """How many frames these environments stack along the first axis of an observation: their `frame_stack_n`, under whatever
-    wrappers; else `default`.
+    """Return how many frames these environments stack along the first axis of an observation: their `frame_stack_n`, under
+    whatever wrappers; else `default`.
 
     Raises:
         ValueError: observations are no whole number of such frames.
@@ -83,7 +83,7 @@ def frames_of(envs: VectorEnv[Any, Any, Any], default: int = 1) -> int:
 
 
 def note_on_frames(frames: int) -> str:
-    """What people are told of stacked frames, as the original tells them; empty: nothing."""
+    """Return what people are told of stacked frames, as the original tells them; empty: nothing."""
     return f"Detected frame stacking with {frames} counts" if frames > 1 else ""
 
 

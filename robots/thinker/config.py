@@ -1,4 +1,4 @@
-"""What can be set of Thinker: `Config` is the robot's, `ThinkerOptions` that of `thinker.make`, and both share `PlanningConfig`.
+"""The settings of Thinker: `Config` is the robot's, `ThinkerOptions` that of `thinker.make`, and both share `PlanningConfig`.
 Names are those of the published options, where there is one; `published` translates those of version 1.1.
 """
 
@@ -73,7 +73,7 @@ class PlanningConfig(ExperimentConfig, frozen=True, kw_only=True):
         return self.reward_clip if self.reward_clip > 0 else None
 
     def channels(self) -> tuple[int, int]:
-        """Of the network that imagines, and of the one that judges."""
+        """Return the channels of the network that imagines, and of the one that judges."""
         return 128 // self.model_downscale_c, 128 // (self.model_downscale_c_vp or self.model_downscale_c)
 
     def __post_init__(self) -> None:
@@ -98,7 +98,7 @@ def refuse(*rules: tuple[bool, str]) -> None:
 
 
 class Config(PlanningConfig, frozen=True, kw_only=True):
-    """Of the robot. Steps are real steps; each of `n_agents` agents drives `env_n` environments."""
+    """The configuration of the robot. Steps are real steps; each of `n_agents` agents drives `env_n` environments."""
 
     env: str = "Sokoban-v0"  # gymnasium id
     env_options: dict[str, Any] = {}  # for its constructor
@@ -200,7 +200,7 @@ class Config(PlanningConfig, frozen=True, kw_only=True):
 
 
 class ThinkerOptions(PlanningConfig, frozen=True, kw_only=True):
-    """Of `thinker.make`; where the two published versions differ in a default, that of 1.2, except for `layout`.
+    """The options of `thinker.make`; where the two published versions differ in a default, that of 1.2, except for `layout`.
 
     Learned steps per real step are exactly `max_replay_ratio`: learning is part of the rhythm of real steps, so it cannot fall
     behind `min_replay_ratio`, which is only checked. Faults of the original are not repeated (see `Tree`, `model_targets`).
@@ -273,7 +273,7 @@ class ThinkerOptions(PlanningConfig, frozen=True, kw_only=True):
 
 
 OPTIONS = {*ThinkerOptions.__struct_fields__} - {*ExperimentConfig.__struct_fields__} | {"total_steps"}
-"""What `thinker.make` takes: no word of the lab's about drivers, run directories and the like."""
+"""The options that `thinker.make` takes: no word of the lab's about drivers, run directories and the like."""
 
 RENAMED = {"model_logits_loss_cost": "model_policy_loss_cost", "ray_GPU": "ray_gpu", "ray_CPU": "ray_cpu"}
 """Other published names, of version 1.1 and of its README → those that are used here. For `model_img_type` see `published`."""

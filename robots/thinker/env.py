@@ -1,4 +1,4 @@
-"""What `thinker.make` gives: `LearningEnv`, the augmented environments as gymnasium knows vector environments, and around it
+"""The result of `thinker.make`: `LearningEnv`, the augmented environments as gymnasium knows vector environments, and around it
 `ThinkerEnv`, the interface of Thinker's own package. The world model learns from inside of `step`.
 """
 

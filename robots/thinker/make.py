@@ -168,7 +168,7 @@ def _plain(layer: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _holds_run(folder: Path) -> bool:
-    """Whether there is a checkpoint, be it one that was just being replaced when the process was killed."""
+    """Return whether there is a checkpoint, be it one that was just being replaced when the process was killed."""
     return (folder / "checkpoint").exists() or any(folder.glob(".replaced.checkpoint.*"))
 
 

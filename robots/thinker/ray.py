@@ -113,7 +113,7 @@ class SharedTask(RayTask):
 
 
 class SharedModel:
-    """What `ray_init` gives and `make(ray_obj=…)` takes; it may be sent to other actors and processes of the cluster.
+    """The model that `ray_init` gives and `make(ray_obj=…)` takes; it may be sent to other actors and processes of the cluster.
 
     Attributes:
         device: Where the model computes.
@@ -229,6 +229,7 @@ def ray_init(
 
 
 def seeds(base_seed: int, rank: int) -> tuple[int, np.random.SeedSequence]:
-    """Of a maker's robot; and of the model, whoever builds it: that which the robot of rank 0 has for it."""
+    """Return the seeds of a client's robot and of the model; whoever builds the model, its seed is the one that the robot of
+    rank 0 has for it."""
     own = int(np.random.SeedSequence(base_seed, spawn_key=(rank,)).generate_state(1)[0]) if rank else base_seed
     return own, np.random.SeedSequence(base_seed).spawn(3)[0].spawn(1)[0]

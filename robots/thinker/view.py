@@ -1,4 +1,4 @@
-"""What Thinker thinks: `parl-like play RUN` for a robot of `parl_like.robots.thinker`.
+"""Shows what Thinker thinks: `parl-like play RUN` for a robot of `parl_like.robots.thinker`.
 
 Per real step a picture of the plan and its rollouts as text; of the episode a video, in which imagined frames stand beside real
 ones. Everything is read off an ordinary greedy episode: the tree, the actions, and hidden states, which are decoded for display.

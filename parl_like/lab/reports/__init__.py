@@ -1,4 +1,4 @@
-"""What is made of finished runs.
+"""Reports on finished runs.
 
 `plots` learning curves · `report` groups of runs side by side · `marks` scores over seeds.
 """

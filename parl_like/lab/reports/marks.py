@@ -165,13 +165,13 @@ def page(marks: Sequence[Mark]) -> str:
 
 
 def configuration_hash(experiment: str, config: Mapping[str, Any]) -> str:
-    """Of an experiment's name and all values that can change its score, but the seed."""
+    """Return a hash of an experiment's name and all values that can change its score, but the seed."""
     values = {name: value for name, value in config.items() if name not in _NOT_THE_RESULT}
     return hashlib.sha256(json.dumps([experiment, values], sort_keys=True).encode()).hexdigest()[:16]
 
 
 def code_hash() -> str:
-    """Of the sources of the package; those of the libraries are known by their versions."""
+    """Return a hash of the sources of the package; those of the libraries are known by their versions."""
     digest = hashlib.sha256()
     package = Path(__file__).resolve().parents[2]
     for path in sorted(path for kind in ("*.py", "*.pyx") for path in _files(package, kind)):

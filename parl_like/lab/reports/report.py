@@ -43,8 +43,8 @@ LEGEND = (
 
 
 def report(runs: Sequence[RunDir], mark: float | None = None) -> dict[str, list[Any]]:
-    """What runs have reached: `groups` and `runs`, rows of numbers, None where there is none; `improvements`: for two groups the
-    probability that a run of `a` has a higher score than one of `b`; `notes`: what a reader must know of these runs.
+    """Return what runs have reached: `groups` and `runs`, rows of numbers, None where there is none; `improvements`: for two
+    groups the probability that a run of `a` has a higher score than one of `b`; `notes`: what a reader must know of these runs.
 
     Args:
         runs: One that is given twice counts once.

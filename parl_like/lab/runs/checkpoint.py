@@ -28,8 +28,8 @@ _ENTRY = re.compile(r"(?:\.replaced\.)?(\d{9,18})(?:\.[0-9a-f]{8})?")
 
 
 class Meta(msgspec.Struct, frozen=True):
-    """What a checkpoint says about itself: step, score and parent of `Checkpoints.save`, and what the run added: seconds of
-    training so far, its complete configuration, whether it was saved at a step that no schedule knows, and whether a failure
+    """The description of a checkpoint, inside it: step, score and parent of `Checkpoints.save`, and what the run added: seconds
+    of training so far, its complete configuration, whether it was saved at a step that no schedule knows, and whether a failure
     was why."""
 
     step: Annotated[int, msgspec.Meta(ge=0)]
@@ -42,7 +42,7 @@ class Meta(msgspec.Struct, frozen=True):
 
 
 class Loaded(NamedTuple):
-    """What `Checkpoints.load` found. `skipped`: what was tried before it, and why it was not used."""
+    """The result of `Checkpoints.load`. `skipped`: what was tried before it, and why it was not used."""
 
     tree: dict[str, Any]
     manifest: Manifest
@@ -120,7 +120,7 @@ class Checkpoints:
         return True
 
     def evaluated_best(self) -> Path | None:
-        """What `save_best` wrote, if it did."""
+        """Return what `save_best` wrote, if it did."""
         path = self.root / "best"
         with suppress(OSError):
             if os.path.lexists(place_of(path)):
@@ -157,7 +157,7 @@ class Checkpoints:
         return next(self._candidates("LATEST", []), None)
 
     def best(self) -> Path | None:
-        """What `save_best` wrote, else the checkpoint that BEST names; None where no score was saved."""
+        """Return what `save_best` wrote, else the checkpoint that BEST names; None where no score was saved."""
         return self.evaluated_best() or self._named_best()
 
     def _named_best(self) -> Path | None:
@@ -230,8 +230,9 @@ class Checkpoints:
         raise ArchiveError(f"{self.root}: expected a good checkpoint, got none ({reasons}); {mend}")
 
     def _candidates(self, pointer: str, skipped: list[tuple[str, str]]) -> Iterator[Path]:
-        """What to try, in order: what the pointer names (for BEST first what `save_best` wrote, then LATEST's), older ones, at
-        last those of a later step than LATEST: their save did not end, or an earlier resume passed them over as damaged."""
+        """Yield what to try, in order: what the pointer names (for BEST first what `save_best` wrote, then LATEST's), older
+        ones, at last those of a later step than LATEST: their save did not end, or an earlier resume passed them over as
+        damaged."""
         steps, tried, name = self.steps(), set(), None
         if pointer == "BEST" and (best := self.evaluated_best()) is not None:
             yield best

@@ -70,7 +70,7 @@ class _Board:
             self._add(step=start_step + 1, session_log={"status": "START"})
 
     def write(self, record: bytes) -> None:
-        """What the record writer calls."""
+        """Write a record, as the record writer calls it."""
         self._run.outbox.append(self._name, record)
 
     def add_row(self, row: Mapping[str, float]) -> None:
@@ -169,7 +169,7 @@ class Table:
         return self._rows(len(self.header))
 
     def cells(self, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """Of each of `rows` the cells in these columns, two or more."""
+        """Yield of each of `rows` the cells in these columns, two or more."""
         places = {name: at for at, name in enumerate(self.header)}
         wanted = [places[name] for name in names]
         return map(itemgetter(*wanted), self._rows(max(wanted) + 1))  # what stands behind the last is not taken apart

@@ -1,4 +1,5 @@
-"""What a run writes while it goes on. A disk that refuses for a while costs nothing: what it refused waits in memory."""
+"""The writer of a run's files while it goes on. A disk that refuses for a while costs nothing: what it refused waits in
+memory."""
 
 from __future__ import annotations
 

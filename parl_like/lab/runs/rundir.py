@@ -57,9 +57,9 @@ class Git(msgspec.Struct, frozen=True):
 
 
 class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """What `run.json` holds. Times are ISO 8601 in UTC; `process_started` (of `lab.lock`) tells a pid from its reuse; `differs`:
-    dotted key → value, where the configuration is not that of the experiment; `evaluated`: `step` and `score` of the last
-    evaluation while training, `best_step` and `best` of the best one, if there was one; `source`: what had registered an
+    """The content of `run.json`. Times are ISO 8601 in UTC; `process_started` (of `lab.lock`) tells a pid from its reuse;
+    `differs`: dotted key → value, where the configuration is not that of the experiment; `evaluated`: `step` and `score` of the
+    last evaluation while training, `best_step` and `best` of the best one, if there was one; `source`: what had registered an
     experiment of the user's own."""
 
     name: str
@@ -80,7 +80,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(TypedDict, total=False):
-    """What is read of `result.json`, which holds more."""
+    """The part of `result.json` that is read."""
 
     evaluation: dict[str, Any] | None
     expect: dict[str, tuple[float | None, float | None]]
@@ -329,8 +329,8 @@ def git_state() -> Git | None:
 
 
 class _RunLog(logging.Handler):
-    """What parl_like logs goes to the run's log; and warnings, such as that a worker was replaced, to its events and to whoever
-    reads along, too."""
+    """A handler that writes what parl_like logs to the run's log; and warnings, such as that a worker was replaced, to its
+    events and to whoever reads along, too."""
 
     def __init__(self, run: RunDir, warned: Callable[[str], None]) -> None:
         super().__init__()

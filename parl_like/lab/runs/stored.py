@@ -27,10 +27,10 @@ RESUMABLE = frozenset({
     *(f"workers.{name}" for name in ("address", "num_cpus", "start_limit", "step_limit", "memory_limit", "max_restarts",
                                      "period")),
 })
-"""What may differ when a run is continued: nothing here changes what happens at a step of training, but that another device
-rounds otherwise."""
+"""Settings that may differ when a run is continued: nothing here changes what happens at a step of training, but that another
+device rounds otherwise."""
 EVALUABLE = RESUMABLE | {"eval_score", "torch_threads"}
-"""What may differ when it is evaluated."""
+"""Settings that may differ when it is evaluated."""
 
 MACHINES = ("driver", "workers")
 """Keys that say where agents and tasks run, and what they take there."""
@@ -39,7 +39,7 @@ HERE = ("cooperative", "threads")
 
 
 class Stored(NamedTuple):
-    """What a run directory holds: its experiment, its configuration as it stands there, and with what the user gives anew."""
+    """The content of a run directory: its experiment, its configuration as it stands there, and with what the user gives anew."""
 
     experiment: Experiment
     kept: ExperimentConfig
@@ -48,8 +48,8 @@ class Stored(NamedTuple):
 
 @contextmanager
 def to_look_at(run: RunDir, overrides: Mapping[str, Any] | None, source: str) -> Iterator[tuple[Experiment, ExperimentConfig]]:
-    """What `eval`, `play` and `load_run` build while this lasts: always in this process, whatever driver the run had; on the CPU
-    where it had a GPU and there is none here.
+    """Yield what `eval`, `play` and `load_run` build while this lasts: always in this process, whatever driver the run had; on
+    the CPU where it had a GPU and there is none here.
 
     Args:
         overrides, source: As for `parl_like.lab.runner.resume`.
@@ -69,7 +69,7 @@ def _here(device: str) -> str:
 
 @contextmanager
 def to_resume(run: RunDir, overrides: Mapping[str, Any] | None, source: str) -> Iterator[Stored]:
-    """What `resume` builds and trains while this lasts, on the machines that the user has named. As `to_look_at`."""
+    """Yield what `resume` builds and trains while this lasts, on the machines that the user has named. As `to_look_at`."""
     with _stored(run, overrides or {}, source, RESUMABLE) as (found, ran):
         if not ran:
             _check_machines(run, found, overrides or {})

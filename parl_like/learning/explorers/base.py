@@ -1,4 +1,4 @@
-"""What all explorers are; Noise: what an explorer draws for one agent, and how that is saved."""
+"""The base of all explorers; Noise: what an explorer draws for one agent, and how that is saved."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def read(out: Mapping[str, Array], name: str, explorer: Explorer) -> Array:
 
 
 def lacks(explorer: Explorer, name: str, out: Iterable[str]) -> str:
-    """What is said where the outputs `out` lack one that the explorer reads."""
+    """Return what is said where the outputs `out` lack one that the explorer reads."""
     return (f"{type(explorer).__name__} reads {name!r} of the prediction, which has {', '.join(out) or 'nothing'}; return it "
             "from the algorithm's predict, or give the helper another explorer")
 
@@ -120,11 +120,11 @@ def legal(mask: Any, nvec: Sequence[int] | None = None) -> Any:
 
 
 KINDS = ("logits", "mask", "mean", "log_std", "alpha", "beta")
-"""What explorers and heads read of a prediction; of a structured action `logits.arm.grip`, … for each of its arrays."""
+"""The parts of a prediction that explorers and heads read; of a structured action `logits.arm.grip`, … for each of its arrays."""
 
 
 def part_of(out: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """What a prediction for a structured action says of the array `name` (`arm.grip`), as that of an action of its own."""
+    """Return what a prediction for a structured action says of the array `name` (`arm.grip`), as that of an action of its own."""
     return {kind: out[f"{kind}.{name}"] for kind in KINDS if f"{kind}.{name}" in out}
 
 
@@ -206,7 +206,7 @@ class Noise:
 
     @property
     def memory(self) -> tuple[Array, ...]:
-        """What the explorer remembers of the episodes; () if nothing."""
+        """Return what the explorer remembers of the episodes; () if nothing."""
         return () if self.explorer.kept is None else (self.explorer.memory,)
 
     @memory.setter

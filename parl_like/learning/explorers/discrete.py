@@ -88,7 +88,7 @@ class EpsilonGreedy(Explorer):
         return {"act": act}
 
     def act_one(self, out: Mapping[str, Any], noise: float) -> int:
-        """Of a few actions, faster than NumPy finds them."""
+        """Choose one of a few actions, faster than NumPy does."""
         if "mask" in out or "q" not in out:
             return int(super().act_one(out, noise))
         q = out["q"].tolist()
