@@ -1,20 +1,14 @@
-"""Reads the sentences of the documents and the first words of docstrings: `python tests/prose.py [PAGE …]` lists long ones.
-
-`python tests/prose.py --docstrings` writes today's docstrings without a subject to tests/data/docstrings_without_subject.json.
-"""
+"""Reads the sentences of the documents and the first words of docstrings: `python tests/prose.py [PAGE …]` lists long ones."""
 
 from __future__ import annotations
 
 import ast
-import json
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-ALLOWED = ROOT / "tests" / "data" / "docstrings_without_subject.json"
 SOURCES = ("parl_like", "algorithms", "models", "envs", "robots", "benchmarks")
 LIMIT = 30
 
@@ -77,13 +71,15 @@ def old_words(text: str) -> list[str]:
     return sorted({match[0].lower() for match in OLD_WORDS.finditer(plain(_FENCE.sub("", text)))})
 
 
-def docstrings_without_subject() -> Counter[str]:
-    """Return path → number of docstrings that begin with a word of `NO_SUBJECT`."""
-    found: Counter[str] = Counter()
-    for path in sorted(path for top in SOURCES for path in (ROOT / top).rglob("*.py") if not path.is_symlink()):
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        found[str(path.relative_to(ROOT))] = sum(bool(NO_SUBJECT.match(text)) for text in _docstrings(tree))
-    return +found
+def sources() -> list[Path]:
+    """Return the Python files of the package and of the folders beside it."""
+    return sorted(path for top in SOURCES for path in (ROOT / top).rglob("*.py") if not path.is_symlink())
+
+
+def docstrings_without_subject() -> list[str]:
+    """Return "file: line" of each docstring that begins with a word of `NO_SUBJECT`."""
+    return [f"{path.relative_to(ROOT)}: {text.splitlines()[0]}" for path in sources()
+            for text in _docstrings(ast.parse(path.read_text(encoding="utf-8"))) if NO_SUBJECT.match(text)]
 
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:
@@ -95,11 +91,8 @@ def _docstrings(tree: ast.Module) -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:] == ["--docstrings"]:
-        ALLOWED.write_text(json.dumps(dict(docstrings_without_subject()), indent=1) + "\n", encoding="utf-8")
-    else:
-        for page in [Path(name) for name in sys.argv[1:]] or pages():
-            text = page.read_text(encoding="utf-8")
-            print(f"{page}: {len(too_long(text))} too long", *old_words(text))
-            for words, sentence in too_long(text) if sys.argv[1:] else []:
-                print(f"  {words}: {sentence}")
+    for page in [Path(name) for name in sys.argv[1:]] or pages():
+        text = page.read_text(encoding="utf-8")
+        print(f"{page}: {len(too_long(text))} too long", *old_words(text))
+        for words, sentence in too_long(text) if sys.argv[1:] else []:
+            print(f"  {words}: {sentence}")

@@ -1,6 +1,5 @@
 """Documents are read once: short sentences, the field's words, limits on their size; docstrings have a subject."""
 
-import json
 import re
 
 import prose
@@ -65,12 +64,7 @@ def test_the_glossary_is_one_page_and_its_places_exist():
 
 
 def test_docstrings_begin_with_a_verb_or_a_noun():
-    """Files that have moved share the allowance of those that are gone: `python tests/prose.py --docstrings` writes it anew."""
-    allowed = json.loads(prose.ALLOWED.read_text(encoding="utf-8"))
-    found = prose.docstrings_without_subject()
-    over = {path: (count, allowed.get(path, 0)) for path, count in found.items() if count > allowed.get(path, 0)}
-    spare = sum(count for path, count in allowed.items() if not (prose.ROOT / path).exists())
-    assert sum(count - most for count, most in over.values()) <= spare, f"(found, allowed) of {over}"
+    assert prose.docstrings_without_subject() == []
 
 
 # ------------------------------------------------------------------------------------------------------ the reader itself

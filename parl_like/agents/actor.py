@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class Actor(Protocol):
-    """What a helper knows of its agent. `robot` is what it belongs to: the robot, or the part of it in this process."""
+    """A helper's view of its agent. `robot` is what it belongs to: the robot, or the part of it in this process."""
 
     vector: bool
     index: int

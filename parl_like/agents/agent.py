@@ -131,7 +131,7 @@ class Agent(Guarded):
             obs, done = obs_next, terminated or truncated
 
     def caption(self) -> str:
-        """What is written below a picture of a film of this agent, such as its goal; empty: nothing."""
+        """Return what is written below a picture of a film of this agent, such as its goal; empty: nothing."""
         return ""
 
     def thread(self, function: Callable[[], Any]) -> None:

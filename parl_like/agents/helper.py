@@ -200,7 +200,7 @@ class AgentHelper(Guarded):
         """Refuses an algorithm that asks for rows which this schedule does not send."""
 
     def _learns_late(self) -> bool:
-        """Whether parameters may change between an action and its update, and this schedule cares."""
+        """Return whether parameters may change between an action and its update, and this schedule cares."""
         return False
 
     def pre_episode(self, agent: Actor) -> None:
@@ -382,7 +382,8 @@ class AgentHelper(Guarded):
 
     @property
     def outputs(self) -> Mapping[str, Array]:
-        """What the task gave for the last `predict`: flat output name → [...], [n, ...] of a vector environment; read-only."""
+        """Return what the task gave for the last `predict`: flat output name → [...], [n, ...] of a vector environment;
+        read-only."""
         _, out, row = self._last
         if out is None:
             raise NotEnoughRows(f"{self.where}: nothing was predicted yet")
@@ -516,11 +517,11 @@ class AgentHelper(Guarded):
         return result
 
     def ready(self) -> bool:
-        """Whether there is enough to learn from."""
+        """Return whether there is enough to learn from."""
         return True
 
     def due(self) -> bool:
-        """Whether rows are stored that the schedule itself will send: the updates of others wait for them in sync mode."""
+        """Return whether rows are stored that the schedule itself will send: the updates of others wait for them in sync mode."""
         return self.learns
 
     def _learn(self) -> dict[str, Any] | None:

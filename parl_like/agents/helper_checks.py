@@ -1,5 +1,5 @@
-"""What a helper refuses: when it is made, options that it does not have; when it joins its task, rows that nobody can learn
-from."""
+"""Checks of a helper: when it is made, it refuses options that it does not have; when it joins its task, rows that nobody can
+learn from."""
 
 from __future__ import annotations
 

@@ -92,7 +92,8 @@ class OffPolicyHelper(AgentHelper):
                 self._learn()
 
     def ready(self) -> bool:
-        """Whether the warmup is over; of agents that step together all say the same, so that none learns while others act."""
+        """Return whether the warmup is over; of agents that step together all say the same, so that none learns while others
+        act."""
         buffer = self.buffer
         if buffer is None or (rows := len(buffer)) < self.batch_size:
             return False

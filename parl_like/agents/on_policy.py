@@ -129,8 +129,8 @@ class OnPolicyHelper(AgentHelper):
         return any(len(at) for at, _, _ in self._segments())
 
     def _segments(self) -> list[tuple[Array, dict[str, Array], int]]:
-        """What would be learned from now, per environment: positions, raw rows, perhaps views of the buffer, and how many were
-        too old."""
+        """Return what would be learned from now, per environment: positions, raw rows, perhaps views of the buffer, and how many
+        were too old."""
         buffer = self.buffer
         old = self._renewed[0] if self.wait and not self.store_policy else 0
         found = []
@@ -145,7 +145,7 @@ class OnPolicyHelper(AgentHelper):
         return found
 
     def _to_take(self, rows: Mapping[str, Array]) -> int:
-        """How many rows of a lane are learned from now."""
+        """Return how many rows of a lane are learned from now."""
         return len(rows["rew"])
 
     def _forget(self) -> None:
@@ -169,7 +169,7 @@ class OnPolicyHelper(AgentHelper):
 
     @property
     def _keeps(self) -> bool:
-        """Whether rows stay when others are dropped."""
+        """Return whether rows stay when others are dropped."""
         return self._whole or self.transforms.behind > 0
 
     def state_dict(self) -> dict[str, Any]:

@@ -146,7 +146,7 @@ class OnlineHelper(AgentHelper):
             self.agent.robot._driver.rest(self.agent)
 
     def _next_marks(self, ends: Any) -> tuple[Any, ...]:
-        """Where the row that is stored now stands in its lane."""
+        """Return where the row that is stored now stands in its lane."""
         marks = self._marks.values(0)
         self._marks.stored(0, np.bool_(ends))
         return marks

@@ -57,7 +57,7 @@ class PopulationHelper(AgentHelper):
         self._evaluates = self.mode != "test" and self.task.train
 
     def episode_seed(self) -> int | None:
-        """Of the next episode; before, sends what a generation has brought, once all its episodes are over."""
+        """Return the seed of the next episode; before, send what a generation has brought, once all its episodes are over."""
         if not self._evaluates or self.collecting:
             return None
         if self._number() >= self.population * self.episodes:

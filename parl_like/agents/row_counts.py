@@ -1,4 +1,4 @@
-"""What is noticed of rows: RowCounts, how many each on-policy task learned from, how many were too old by then, and what to do
+"""Counts of rows: RowCounts, how many each on-policy task learned from, how many were too old by then, and what to do
 about it; OnePlayer, that those which are looked at together (as n steps, unrolls, sequences or stacks) are not one player's."""
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENOUGH_EPISODES = 20
 
 
 def cut_remark(cut: int, ended: int) -> str:
-    """What a user should know of `cut` episodes that were cut off, beside as many that have `ended`; usually nothing."""
+    """Return what a user should know of `cut` episodes that were cut off, beside as many that have `ended`; usually nothing."""
     total = cut + ended
     if total < ENOUGH_EPISODES or cut <= MANY * total:
         return ""

@@ -25,7 +25,7 @@ MARKS = {name: Spec(name, (), np.dtype(kind)) for name, kind in (("first", bool)
 
 
 class Marks:
-    """Where the rows of a helper's lanes stand.
+    """The places of the rows of a helper's lanes.
 
     Args:
         names: Those of `MARKS` that are stored, in the order of `values`.
@@ -40,7 +40,7 @@ class Marks:
         self.first, self.episode = np.ones(len(lanes), bool), np.zeros(len(lanes), np.int64)
 
     def values(self, rows: Any) -> tuple[Any, ...]:
-        """Of the next row of the lanes `rows`."""
+        """Return the values of the next row of the lanes `rows`."""
         return tuple([getattr(self, name)[rows] for name in self.names])
 
     def end(self, rows: Any, ended: Any = True) -> None:
@@ -55,7 +55,7 @@ class Marks:
 
 
 class RowFormat:
-    """What the rows of a task are made of, by its model's inputs and the transforms before them.
+    """The format of a task's rows, by its model's inputs and the transforms before them.
 
     Args:
         agent, task: Their names, for messages.
@@ -81,7 +81,7 @@ class RowFormat:
         self.plain = self.inputs == ["obs"] and not len(transforms)
 
     def _raw(self, transforms: Transforms, space: gym.Space[Any] | None, inputs: dict[str, Spec]) -> dict[str, Spec]:
-        """What the transforms make the model's inputs from."""
+        """Return the specs of what the transforms make the model's inputs from."""
         where = f"{self.agent}, task {self.task!r}"
         space = getattr(self._env, "observation_space", None) if space is None else space
         if space is None:

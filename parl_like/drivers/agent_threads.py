@@ -73,18 +73,18 @@ class Beside:
         return [thread.name for thread in self.threads.values()]
 
     def is_here(self) -> bool:
-        """Whether the caller is one of these threads."""
+        """Return whether the caller is one of these threads."""
         return threading.get_ident() in self._agents
 
     def belongs_to(self, agent: Agent, run: object) -> bool:
-        """Whether the caller is a thread of this agent. Raises Stopped in one of a run that is over."""
+        """Return whether the caller is a thread of this agent. Raises Stopped in one of a run that is over."""
         mine, its_run = self._agents.get(threading.get_ident(), (None, None))
         if mine is agent and its_run is not run:
             raise Stopped(f"{agent}: its run is over, and so is this thread")
         return mine is agent
 
     def hold(self) -> None:
-        """What they ask from now on waits."""
+        """Hold the agents' requests: what they ask from now on waits."""
         self._may_ask.clear()
 
     def go(self) -> None:

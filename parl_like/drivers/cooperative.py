@@ -165,7 +165,7 @@ class CooperativeDriver(Driver):
             ready.popleft().switch()
 
     def _rouse(self) -> None:
-        """Those who rest go on."""
+        """Let those who rest go on."""
         self.ready.extend(fiber for _, fiber in self._resting)
         self._resting.clear()
 
@@ -244,7 +244,7 @@ class CooperativeDriver(Driver):
         return best
 
     def _learner_acts(self) -> bool:
-        """Whether any waiting prediction is a learning agent's; else nobody is left who could still come to train."""
+        """Return whether any waiting prediction is a learning agent's; else nobody is left who could still come to train."""
         return next(self._paces(), None) is not None
 
     def _paces(self) -> Iterator[tuple[int, bool]]:
@@ -253,7 +253,7 @@ class CooperativeDriver(Driver):
         return (agent.pace() for agent in (*waiting, *(agent for agent, _ in self._resting)) if agent.learns)
 
     def _updates_wait(self) -> bool:
-        """Whether any agent that acts is waited for by an update, or no update waits at all."""
+        """Return whether any agent that acts is waited for by an update, or no update waits at all."""
         updates = [ticket for queue in self.trainings for batch in queue.batches for ticket in batch.tickets]
         return not updates or any(update.waits_for(*pace) for pace in self._paces() for update in updates)
 

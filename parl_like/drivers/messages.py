@@ -44,7 +44,7 @@ class WireError(ValueError):
 
 
 class Kind(IntEnum):
-    """What a message is for. The numbers are part of VERSION."""
+    """The purpose of a message. The numbers are part of VERSION."""
 
     HELLO = 1
     PREDICT = 2
@@ -60,7 +60,7 @@ Note = int | float | str | bool | None | list[int]
 
 
 class Message(msgspec.Struct, eq=False, gc=False):
-    """What `unpack` returns.
+    """A message, as `unpack` returns it.
 
     Attributes:
         kind: What it is for.
@@ -226,7 +226,7 @@ class RemoteError(Exception):
 
 
 def pack_error(error: BaseException) -> dict[str, Array]:
-    """What an error says ('text') and its traceback ('trace'), as arrays of a message; of long ones beginning and end."""
+    """Return what an error says ('text') and its traceback ('trace'), as arrays of a message; of long ones beginning and end."""
     said = error.args[0] if isinstance(error, KeyError) and error.args else error
     texts = {"text": shortened(str(said)), "trace": shortened("".join(traceback.format_exception(error)))}
     return {name: np.frombuffer(text.encode(errors="replace"), np.uint8) for name, text in texts.items()}

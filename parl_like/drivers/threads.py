@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from parl_like.tasks.wrapper import ComputationWrapper
 
 PATIENCE_S = 0.001
-"""How long a prediction batch stays open for agents that are busy in their environments, unless the task's rule says
+"""The seconds that a prediction batch stays open for agents that are busy in their environments, unless the task's rule says
 otherwise."""
 
 OPEN, WAITED, SERVED, READ = range(4)
@@ -227,12 +227,13 @@ class ThreadsDriver(Driver):
             self._tell(ticket.agent)
 
     def _tell(self, agent: Agent) -> None:
-        """Of an agent that waits: updates see it as it is now, until it says more itself, between its steps. In the middle of one
-        the step may have been counted and the row not, or the row and not the update."""
+        """Say that an agent waits: updates see it as it is now, until it says more itself, between its steps. In the middle of
+        one the step may have been counted and the row not, or the row and not the update."""
         agent.paced = agent.pace() if self.sync else None
 
     def _updates_wait(self) -> bool:
-        """Whether any learning agent is waited for by an update, or no update waits any more. The caller holds the lock."""
+        """Return whether any learning agent is waited for by an update, or no update waits any more. The caller holds the
+        lock."""
         updates = [ticket for server in self._trainings for batch in server.queue.batches for ticket in batch.tickets]
         self._asked = bool(updates)
         return not updates or any(update.waits_for(*(agent.paced or agent.pace())) for agent in self._learners
@@ -449,12 +450,12 @@ class ThreadsDriver(Driver):
         return first
 
     def _rounds(self) -> bool:
-        """Whether a learning agent is left, so that a round of training ends the iteration."""
+        """Return whether a learning agent is left, so that a round of training ends the iteration."""
         return self.sync and sum(agent.learns for agent in self.agents) > sum(agent.learns for agent in self.parked)
 
     def iterate(self) -> bool:
-        """Where no round of training ends it, it takes 50 ms. A training batch that its own rule closed before everybody came
-        ends it, too."""
+        """Run an iteration. Where no round of training ends it, it takes 50 ms. A training batch that its own rule closed before
+        everybody came ends it, too."""
         self._beside.go()
         self._go_on()
         end = monotonic() + 0.05
@@ -499,7 +500,7 @@ class ThreadsDriver(Driver):
             return late + [server.thread.name for server in self._servers if server.busy]
 
     def _busy(self, trainings: bool = False) -> bool:
-        """Whether agents act, or anything is served; or only whether a training is, or will be."""
+        """Return whether agents act, or anything is served; or only whether a training is, or will be."""
         with self.lock:
             if trainings:
                 return any(server.busy or self._due(server) <= 0 for server in self._trainings)

@@ -1,4 +1,4 @@
-"""How the threads driver sleeps: locks that one thread takes and another releases, and how a queue's thread waits."""
+"""The waiting of the threads driver: locks that one thread takes and another releases, and how a queue's thread waits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def has_ended(thread: threading.Thread, end: float = 0.0) -> bool:
-    """Whether a thread has ended or was never started; waits for that until the time `end`.
+    """Return whether a thread has ended or was never started; wait for that until the time `end`.
 
     Ctrl-C waits meanwhile, 50 ms at most: struck by it, `Thread.join` and `is_alive` take a running thread for an ended one.
     """
@@ -29,8 +29,8 @@ def has_ended(thread: threading.Thread, end: float = 0.0) -> bool:
 
 
 def locked() -> threading.Lock:
-    """What a thread sleeps on until another releases it. (A Condition that Ctrl-C strikes while it takes its lock back leaves
-    with a lock that is not its own.)"""
+    """Return a lock that a thread sleeps on until another releases it. (A Condition that Ctrl-C strikes while it takes its lock
+    back leaves with a lock that is not its own.)"""
     lock = threading.Lock()
     lock.acquire()
     return lock
@@ -43,7 +43,7 @@ def release(lock: threading.Lock) -> None:
 
 
 class Server:
-    """How one queue is served in one run.
+    """The service of one queue in one run.
 
     Attributes:
         bell: What its thread sleeps on.

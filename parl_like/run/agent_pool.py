@@ -95,9 +95,9 @@ class AgentPool:
     """See above. What agents may ask of it while they run: its counters, `buffers`, `wrappers`, and `request_stop`."""
 
     remote = False
-    """Whether the tasks are in another process."""
+    """True where the tasks are in another process."""
     closed = False
-    """Whether `close` was called: it acts no more, and its tasks are free for another robot."""
+    """True once `close` was called: it acts no more, and its tasks are free for another robot."""
     trace: TraceHash | None = None
     """A digest of what happens to every agent; None: nobody asked for one."""
 
@@ -216,12 +216,12 @@ class AgentPool:
 
     @property
     def n_agents(self) -> int:
-        """How many there are in all; of a worker those of all workers."""
+        """Return how many agents there are in all; in a worker those of all workers."""
         return len(self.agents)
 
     @property
     def common_seed(self) -> Any:
-        """What all pools of a robot, its workers, have their seeds from."""
+        """Return the seed from which all pools of a robot, those of its workers too, have their seeds."""
         return self._seeds.entropy
 
     def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
@@ -360,7 +360,7 @@ class AgentPool:
             log.warning("%s; bad values so far: %d", text, self._bad_so_far)
 
     def take_over(self, notes: Mapping[str, Any]) -> None:
-        """What the pool of a worker has counted beside its steps, and said."""
+        """Take over what the pool of a worker has counted beside its steps, and said."""
         self.bad_values += notes.get("bad", 0)
         self.episodes_cut += notes.get("cuts", 0)
         for text in notes.get("said", "").splitlines():

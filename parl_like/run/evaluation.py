@@ -32,7 +32,7 @@ EPISODE_LIMIT, FILM_LIMIT = 100_000, 10_000
 
 @dataclass(repr=False)
 class Episodes:
-    """What a collection or an evaluation saw. Returns and lengths are of finished episodes, agent by agent.
+    """The episodes of a collection or an evaluation. Returns and lengths are of finished episodes, agent by agent.
 
     Attributes:
         returns: Undiscounted return of each episode, a number or, where rewards are vectors, an array. lengths: Its actions.
@@ -174,8 +174,8 @@ def evaluators(robot: Any, n: int, seed: int | None, source: Any, stop: StopCond
 
 
 def final_info(env: Any) -> dict[str, Any]:
-    """What an agent's environment said with the last step of the episode that has just ended; of a vector environment, the part
-    of the one whose episode it was."""
+    """Return what an agent's environment said with the last step of the episode that has just ended; of a vector environment,
+    the part of the one whose episode it was."""
     info: dict[str, Any] = env.last[5]
     if not hasattr(env, "n"):
         return info

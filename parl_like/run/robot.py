@@ -73,7 +73,7 @@ class Robot(AgentPool):
     span: Any = None
     """The `Span` of those of its schedules that end with the run."""
     parts: Any = None
-    """What it is built of with all its settings, where it was built by `parl_like.robots.settings`."""
+    """The parts that it is built of with all their settings, where it was built by `parl_like.robots.settings`."""
 
     def __init__(
         self, env: EnvSource = None, *, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent] = Agent,
@@ -430,7 +430,8 @@ class Robot(AgentPool):
             return scored(self, gather(pool, None, episodes))
 
     def _evaluation_source(self, env: EnvSource) -> Any:
-        """Of what evaluations make their environments: a factory, or an environment of the caller that is theirs for the time."""
+        """Return the source of evaluations' environments: a factory, or an environment of the caller that is theirs for the
+        time."""
         if env is not None:
             return factory_of(env)
         source = self._env if self.eval_env is None else self.eval_env
@@ -516,7 +517,7 @@ class Robot(AgentPool):
         return {**out, **{key: float(value) for key, value in self.counters().items()}}
 
     def remarks(self) -> list[str]:
-        """What a user should know at the end of a run and may not have seen: a sentence each; usually none."""
+        """Return what a user should know at the end of a run and may not have seen: a sentence each; usually none."""
         cuts = cut_remark(self.episodes_cut, self.episodes)
         idle = (f"task {name!r} never learned: {why}" for name, why in self.never_learned().items())
         return [*self.rows.remarks(), *[cuts] * bool(cuts), *idle]

@@ -1,4 +1,4 @@
-"""What a robot refuses when it is made."""
+"""The checks of a robot when it is made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from parl_like.tasks.task import ComputationTask
 from parl_like.values.errors import unknown
 
 FILMS = (".gif", ".png", ".webp")
-"""How the names of films end: Pillow writes these, animated."""
+"""The endings of films' names: Pillow writes these, animated."""
 
 
 def check_arguments(env: EnvSource, agent: Any, n_agents: int, mode: str, score: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a checkpoint holds of a robot: tasks, statistics of transforms, what its driver keeps of the agents, and counters."""
+"""The state of a robot in a checkpoint: tasks, statistics of transforms, what its driver keeps of the agents, and counters."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORKERS = "workers"
 
 
 def _parts(robot: Any) -> dict[str, Any]:
-    """What has a state of its own, a task's or statistics of transforms."""
+    """Return the parts with a state of their own, a task's or statistics of transforms."""
     chains = {f"transforms.{name}": chain for name, chain in robot.transforms.items() if len(chain)}
     return {f"task.{name}": task for name, task in robot.tasks.items()} | chains
 
@@ -62,7 +62,7 @@ class _Wrapper(msgspec.Struct):
 
 
 class _Counters(msgspec.Struct):
-    """What is saved under `counters`; the defaults are for checkpoints of before."""
+    """The counts that are saved under `counters`; the defaults are for checkpoints of before."""
 
     env_steps: Count
     episodes: Count
@@ -117,8 +117,8 @@ def _check_kinds(robot: Any, state: Mapping[str, Any]) -> None:
 
 
 _NO_STATE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, SystemError)
-"""What the parts of a robot raise where they are given what was never their state; SystemError:
-ale_py, of bytes that are no state of the emulator."""
+"""The errors of a robot's parts that are given what was never their state; SystemError: ale_py, of bytes that are no state of
+the emulator."""
 
 
 def _is_told(error: Exception) -> TypeGuard[ValueError]:

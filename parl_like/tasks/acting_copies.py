@@ -36,7 +36,7 @@ class ActingCopies:
 
     @property
     def version(self) -> int:
-        """Of the parameters that predictions use."""
+        """Return the version of the parameters that predictions use."""
         return self.front.version
 
     def publish(self, tensors: Mapping[tuple[str, str], torch.Tensor], version: int, updates: int,
@@ -60,13 +60,13 @@ class ActingCopies:
 
     @property
     def tensors(self) -> dict[tuple[str, str], torch.Tensor]:
-        """Of one of the copies: what `publish` takes."""
+        """Return the tensors of one of the copies: what `publish` takes."""
         return self.front.tensors
 
 
 def acting_state(algorithm: Algorithm) -> dict[str, dict[str, Any]]:
-    """What predictions may use, not copied: state dicts of the networks that act (`Algorithm.acts_with`), and parameters that are
-    attributes of the algorithm, such as a temperature."""
+    """Return what predictions may use, not copied: state dicts of the networks that act (`Algorithm.acts_with`), and parameters
+    that are attributes of the algorithm, such as a temperature."""
     states = {name: {"value": parameter.detach()} for name, parameter in own_parameters(algorithm).items()}
     states |= {name: network.state_dict() for name, network in algorithm.networks().items()}
     names = algorithm.acts_with

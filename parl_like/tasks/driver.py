@@ -73,7 +73,7 @@ class Driver(Protocol):
                           "with mode='async', too, under every driver")
 
     def is_beside(self) -> bool:
-        """Whether the caller is a thread that an agent has registered."""
+        """Return whether the caller is a thread that an agent has registered."""
         return False
 
     def rest(self, agent: Any) -> None:
@@ -116,7 +116,7 @@ class Driver(Protocol):
         """
 
     def resume(self, agents: Sequence[Any]) -> None:
-        """Those of the agents that are parked go on."""
+        """Let those of the agents that are parked go on."""
 
     def request_stop(self) -> None:
         """Sets `stopping`. May be called from anywhere, also by agents and hooks."""

@@ -11,7 +11,7 @@ LOOK_S = 1.0
 PATIENCE_S = {"predict": 5.0, "learn": 60.0, "reset": 5.0}
 """Seconds after which it is said; updates may take long, and several may belong to one step."""
 LOOKS = 4
-"""How often an agent is found asking in that time, at least: one that waits long for a single answer is not meant."""
+"""The least number of times that an agent is found asking in that time: one that waits long for a single answer is not meant."""
 
 
 class Asking:

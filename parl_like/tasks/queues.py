@@ -123,7 +123,7 @@ class RequestQueue(ABC):
         return RequestBatch()
 
     def _refused(self, ticket: Ticket) -> Exception:
-        """What `fail_all` was told."""
+        """Return the error that `fail_all` was told."""
         return self._refusal(f"{self._where(ticket)}: {self.stopped}")
 
     def _where(self, ticket: Ticket) -> str:
@@ -178,7 +178,7 @@ class RequestQueue(ABC):
         return tickets
 
     def count_late(self, tickets: Sequence[Ticket]) -> int:
-        """How many of these, which have been answered, nobody waits for any more."""
+        """Count how many of these, which have been answered, nobody waits for any more."""
         late = sum(ticket.abandoned for ticket in tickets)
         self.abandoned -= late
         return late
@@ -406,7 +406,7 @@ class TrainingQueue(RequestQueue):
         return [] if bound is None or self.rule.when_full == "block" else self._drop_oldest(ticket, bound)
 
     def is_full(self) -> bool:
-        """Whether the sender of one more request must wait for it."""
+        """Return whether the sender of one more request must wait for it."""
         return self.rule.max_queued is not None and self.rule.when_full == "block" and self.rows >= self.rule.max_queued
 
     def _drop_oldest(self, newest: Ticket, bound: int) -> list[Ticket]:

@@ -143,7 +143,7 @@ class ComputationTask:
         self._robot = weakref.ref(robot)
 
     def owner(self) -> str:
-        """How messages name it."""
+        """Return its name in messages."""
         return f"task {self.name!r}"
 
     @property
@@ -203,7 +203,7 @@ class ComputationTask:
         return {} if self._optimization is None else self._optimization.optimizers
 
     def steppers(self) -> list[Stepper]:
-        """Those that have an optimiser."""
+        """Return the steppers that have an optimiser."""
         steppers = () if self._optimization is None else self._optimization.steppers.values()
         return [stepper for stepper in steppers if stepper.optimizer is not None]
 
@@ -470,7 +470,7 @@ class ComputationTask:
                     set_mode(algorithm.networks().values(), False)
 
     def _count_skip(self, fault: Diverged) -> None:
-        """Of a step that was left out; raises `fault` where the task does not put up with that."""
+        """Count a step that was left out; raise `fault` where the task does not put up with that."""
         if not self.max_skips:
             raise fault
         self.skipped += 1

@@ -50,8 +50,8 @@ class Ticket:
     after: Ticket | None = None
 
     def waits_for(self, steps: int, due: bool) -> bool:
-        """Whether an update of a sync round waits for a learning agent that acts: one that has taken fewer `steps` since its own
-        last update; and, where a schedule asked for it, one whose schedule has an update `due`."""
+        """Return whether an update of a sync round waits for a learning agent that acts: one that has taken fewer `steps` since
+        its own last update; and, where a schedule asked for it, one whose schedule has an update `due`."""
         return steps < self.steps or (due and self.scheduled)
 
 
@@ -63,7 +63,7 @@ def joined(tickets: Sequence[Ticket]) -> dict[str, Array]:
 
 @dataclass
 class Counters:
-    """What a queue has done. Times are seconds; wait is that of a batch's first request, compute that of its whole service.
+    """The counts of a queue. Times are seconds; wait is that of a batch's first request, compute that of its whole service.
 
     `late` counts replies that nobody waited for any more, `dropped` the rows that a full queue gave up.
     """
@@ -85,7 +85,7 @@ class Counters:
         return sum(recent) / max(len(recent), 1)
 
     def state_dict(self) -> dict[str, int]:
-        """What was counted; the times are this process's own."""
+        """Return what was counted; the times are this process's own."""
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:

@@ -52,7 +52,7 @@ class ComputationWrapper:
         return communicator
 
     def state_dict(self) -> dict[str, Any]:
-        """What was counted, and the last training return."""
+        """Return what was counted, and the last training return."""
         return {"predict": self.predictions.counters.state_dict(), "learn": self.trainings.counters.state_dict(),
                 "last_result": {name: float(value) for name, value in self.trainings.last_result.items()}}
 

@@ -175,7 +175,7 @@ class RayLink(Link):
 
 
 def _reason(error: BaseException) -> str:
-    """What Ray says of an actor that has died, in plain words: the same for every actor that dies of it."""
+    """Return what Ray says of an actor that has died, in plain words: the same for every actor that dies of it."""
     text = " ".join(said_by_ray(error).split())
     if isinstance(error, the_ray().exceptions.ActorUnavailableError) or "its node has died" in text:
         return "its node has died or cannot be reached"

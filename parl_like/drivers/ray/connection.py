@@ -67,7 +67,7 @@ def _loopback() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_kept() -> Iterator[None]:
-    """Who answers SIGTERM goes on to do so: Ray puts in a handler of its own, which ends the process."""
+    """Keep the handler of SIGTERM: Ray puts in a handler of its own, which ends the process."""
     before = signal.getsignal(signal.SIGTERM)
     try:
         yield
@@ -128,7 +128,7 @@ class _Connection:
         self.users += 1
 
     def cpus(self, asked: float) -> float:
-        """What an actor asks for: in a local instance of ours nothing, for nobody shall wait there."""
+        """Return the CPUs that an actor asks for: in a local instance of ours nothing, for nobody shall wait there."""
         return 0 if self._local else asked
 
     def close(self) -> None:
@@ -141,7 +141,7 @@ CONNECTION = _Connection()
 
 
 def said_by_ray(error: BaseException) -> str:
-    """What Ray says, without its colours."""
+    """Return what Ray says, without its colours."""
     return re.sub(r"\x1b\[\d+m", "", str(error))
 
 

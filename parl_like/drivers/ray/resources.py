@@ -1,4 +1,4 @@
-"""What an actor of a Ray cluster asks for."""
+"""The resources that an actor of a Ray cluster asks for."""
 
 from __future__ import annotations
 

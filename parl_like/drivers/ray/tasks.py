@@ -54,7 +54,8 @@ class TaskActor:
         self.task.meet(faces)
 
     def facts(self) -> dict[str, Any]:
-        """What changes as the task works; travels with every reply, and is numbered, for one thread's may overtake another's."""
+        """Return what changes as the task works. It travels with every reply, and is numbered, for one thread's may overtake
+        another's."""
         self.told += 1
         return {"number": self.told, "algorithm": plain_of(self.task.algorithm),
                 "counts": {name: getattr(self.task, name) for name in COUNTS}}
@@ -75,7 +76,7 @@ def start(kind: type[TaskActor], resources: ActorResources) -> Any:
 
 
 class Here:
-    """What would be an actor, in this process and without Ray: a call is made at once. For runs that are only looked at."""
+    """A stand-in for an actor, in this process and without Ray: a call is made at once. For runs that are only looked at."""
 
     def __init__(self, kind: type[TaskActor]) -> None:
         self._inside = kind()
@@ -99,7 +100,7 @@ class _Done(NamedTuple):
 
 
 def result_of(reference: Any) -> Any:
-    """What a call of an actor, or of `Here`, returns."""
+    """Return what a call of an actor, or of `Here`, returns."""
     return reference.value if isinstance(reference, _Done) else the_ray().get(reference)
 
 
@@ -188,7 +189,7 @@ class RayTask(ComputationTask):
                                                   other._actor) for name, other in others.items()}))
 
     def _face(self, card: AlgorithmCard) -> Any:
-        """What is known here of the algorithm: its plain attributes as of the last reply, and on demand its weights."""
+        """Return what is known here of the algorithm: its plain attributes as of the last reply, and on demand its weights."""
         vars(card)["networks"] = lambda: {
             name: SimpleNamespace(state_dict=lambda state=state: state) for name, state in self.networks_state().items()}
         return card

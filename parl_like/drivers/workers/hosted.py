@@ -83,7 +83,7 @@ class HostedDriver(WorkerStates):
 
     @property
     def restarts(self) -> int:
-        """Of workers."""
+        """Return how often workers were restarted."""
         return self.supervisor.restarts
 
     # ----------------------------------------------------------------------------------------------------------- making agents
@@ -102,7 +102,7 @@ class HostedDriver(WorkerStates):
         return agents
 
     def _recipe(self, worker: WorkerHandle) -> Recipe:
-        """What a worker's next process is told."""
+        """Return what a worker's next process is told."""
         pool, root, cards = self.pool, self.pool._seeds, {}
         worker.owner = Owner()  # the rows of the process before are free when nothing that it sent waits any more
         for name, card in self._cards.items():
@@ -281,7 +281,7 @@ class HostedDriver(WorkerStates):
         return any(worker.running and (worker.paused or not worker.quiet) for worker in self.workers)
 
     def _coming(self) -> bool:
-        """Whether an update is being given, or a worker is being replaced, whose agents will act again."""
+        """Return whether an update is being given, or a worker is being replaced, whose agents will act again."""
         return bool(self.updates) or (not self._halting and any(worker.taken and not worker.running for worker in self.workers))
 
     # ---------------------------------------------------------------------------------------------- updates and lost workers
@@ -385,7 +385,7 @@ class HostedDriver(WorkerStates):
                         self._wake(answered)
 
     def _count(self, worker: WorkerHandle, notes: Mapping[str, Any]) -> None:
-        """What the agents of a worker have done in a turn, and what its queues have."""
+        """Count what the agents of a worker have done in a turn, and what its queues have."""
         pool, agent = self.pool, worker.agents[0]
         for queue in self.queues:
             counters = queue.counters

@@ -73,7 +73,7 @@ class Processes:
         return min(self.workers or os.cpu_count() or 1, n_agents)
 
     def make_link(self) -> Link:
-        """How the robot's process and its workers reach each other."""
+        """Return the link by which the robot's process and its workers reach each other."""
         return LocalLink()
 
     def place(self, tasks: Mapping[str, ComputationTask]) -> Mapping[str, ComputationTask]:

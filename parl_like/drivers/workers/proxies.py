@@ -1,5 +1,5 @@
-"""What stands for something that is in another process: for a task and its algorithm, in a worker or beside a Ray actor; for an
-agent and its environment, where the robot is."""
+"""Proxies of what is in another process: of a task and its algorithm, in a worker or beside a Ray actor; of an agent and its
+environment, where the robot is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def plain_of(algorithm: Any) -> dict[str, Any]:
 
 
 class AlgorithmCard:
-    """What helpers ask of an algorithm that is elsewhere: window, explorer, plain attributes, the spaces and specs of its model.
+    """A proxy of an algorithm that is elsewhere, with what helpers ask of it: window, explorer, plain attributes, the spaces and
+    specs of its model.
 
     Args:
         elsewhere: For the error of whoever asks for more: where it is, what is known here, and whom to ask.
@@ -74,8 +75,8 @@ class TaskCard:
         self.places = Places(n=0)  # those of the worker's agents, among all that the task has
 
     def make(self, seed: np.random.SeedSequence) -> Any:
-        """What the worker's wrappers serve or send for: this card; of a replica a task with networks of its own, which get their
-        parameters later."""
+        """Return what the worker's wrappers serve or send for: this card; of a replica a task with networks of its own, which
+        get their parameters later."""
         if self.source is None:
             return self
         task = Replica(self.source, self.helper, predict_rule=self.predict_rule, training_rule=self.training_rule,
@@ -121,7 +122,7 @@ class RemoteAgent:
 
 
 class RemoteEnv:
-    """What hooks may ask of an environment that is in a worker: the episode that has just ended there."""
+    """A proxy of an environment that is in a worker, with what hooks may ask of it: the episode that has just ended there."""
 
     def __init__(self, agent: str, observe: Any) -> None:
         self._agent, self.observe = agent, observe

@@ -54,7 +54,7 @@ class Parameters:
         struct.pack_into("<q", self._memory, number % 2 * self._size, number)
 
     def holds(self, number: int) -> bool:
-        """Whether its slot has not been written over."""
+        """Return whether its slot has not been written over."""
         return bool(struct.unpack_from("<q", self._memory, number % 2 * self._size)[0] == number)
 
 
@@ -71,7 +71,7 @@ class Publisher:
         self._numbers = 0
 
     def due(self, tasks: Sequence[Any], folder: str, always: bool = False, to_all: bool = True) -> list[Publication]:
-        """What is to be sent of tasks whose replicas are `sync_every` optimiser steps behind.
+        """Return what is to be sent of tasks whose replicas are `sync_every` optimiser steps behind.
 
         Args:
             folder: Where memory lies that the workers share; empty: they share none.

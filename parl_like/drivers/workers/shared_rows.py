@@ -16,8 +16,8 @@ LARGE = 1 << 18
 
 
 def folder() -> str | None:
-    """Where such files can be: in /dev/shm, or where the environment's PARL_LIKE_SHM says (empty: nowhere); None where there is
-    no such place."""
+    """Return the folder where such files can be: in /dev/shm, or where the environment's PARL_LIKE_SHM says (empty: nowhere);
+    None where there is no such place."""
     path = os.environ.get("PARL_LIKE_SHM", "/dev/shm")
     return path if path and os.access(path, os.W_OK) else None
 

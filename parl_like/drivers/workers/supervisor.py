@@ -63,7 +63,7 @@ class WorkerHandle:
 
     @property
     def name(self) -> str:
-        """What no other process of this robot has or had."""
+        """Return a name that no other process of this robot has or had."""
         return f"{self.number}.{self.incarnation}"
 
     @property
@@ -90,8 +90,8 @@ class WorkerHandle:
 
 
 class Link(Protocol):
-    """How workers are begun, heard and ended. It carries lists of frames (`parl_like.drivers.messages`) both ways, in order and
-    once. No call waits, unless it says so.
+    """The link to workers: it begins, hears and ends them. It carries lists of frames (`parl_like.drivers.messages`) both ways,
+    in order and once. No call waits, unless it says so.
 
     Attributes:
         folder: Where memory lies that its workers share with the robot; empty: they share none.
@@ -113,7 +113,7 @@ class Link(Protocol):
         """To a worker that has said HELLO; where it has just ended, nothing happens."""
 
     def receive(self) -> Sequence[tuple[WorkerHandle, list[Any]]]:
-        """What has come since the last call from workers that have begun and not been forgotten, in the order of each."""
+        """Return what has come since the last call from workers that have begun and not been forgotten, in the order of each."""
 
     def descriptors(self) -> Sequence[int]:
         """File descriptors of which one becomes readable when `receive` or `ended` may have something new."""
@@ -125,7 +125,7 @@ class Link(Protocol):
         """Ends a worker at once."""
 
     def wait(self, worker: WorkerHandle, seconds: float) -> bool:
-        """Whether it ends by itself within so many seconds. Waits."""
+        """Wait, and return whether the worker ends by itself within so many seconds."""
 
     def forget(self, worker: WorkerHandle) -> None:
         """The worker is over; nothing more is taken from it."""

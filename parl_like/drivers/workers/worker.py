@@ -141,7 +141,7 @@ class Worker:
                   arrays=rows, notes=said)
 
     def _counts(self) -> dict[str, Any]:
-        """What is to be added to the robot's counts: steps, and by queue and task what the queues have counted here."""
+        """Return what is to be added to the robot's counts: steps, and by queue and task what the queues have counted here."""
         pool = self.pool
         notes: dict[str, Any] = {"turn": self.seen}
         if pool.env_steps != self.steps:
@@ -168,7 +168,7 @@ class Worker:
         return notes
 
     def _events(self) -> tuple[dict[str, Any], dict[str, Array]]:
-        """What has changed of the agents; and the columns of their episodes."""
+        """Return what has changed of the agents, and the columns of their episodes."""
         notes: dict[str, Any] = {}
         # Their numbers suffice: between two orders agents only park and end.
         parked, alive = self.driver.parked, self.driver.agents
@@ -213,7 +213,7 @@ class Worker:
         return True
 
     def _parameters(self, message: Message) -> None:
-        """Of a replica's networks, as they are in the robot's process."""
+        """Take over the parameters of a replica's networks, as they are in the robot's process."""
         acting, notes = self.pool.tasks[message.task].acting, message.notes
         assert acting is not None
         version, updates, number = notes["version"], notes["updates"], notes.get("number")

@@ -117,11 +117,11 @@ class RemoteDriver(CooperativeDriver):
         return [queue for queue in self.predictions if queue.rows and queue.task.serve == "replica"]
 
     def rests(self) -> bool:
-        """Whether an agent lets the robot have its turn."""
+        """Return whether an agent lets the robot have its turn."""
         return bool(self._resting)
 
     def answers_come(self) -> bool:
-        """Whether an agent waits for an update that was sent and itself waits for nobody (async, and no `min_rows`)."""
+        """Return whether an agent waits for an update that was sent and itself waits for nobody (async, and no `min_rows`)."""
         return any(ticket.waiter is not None for queue, batch in self.sent.values()
                    if queue.kind == "learn" and queue.rule.min_rows is None for ticket in batch.tickets)
 
@@ -225,7 +225,7 @@ class WorkerPool(AgentPool):
         return RemoteDriver(self._agent_failed, self._again)
 
     def _again(self, agent: Agent, error: Exception) -> bool:
-        """Whether an agent that raised begins anew, with a new environment; its open episode was cut off when it raised.
+        """Return whether an agent that raised begins anew, with a new environment; its open episode was cut off when it raised.
 
         Waits before it builds, longer each time, so that an environment which cannot be built does not take all the time there
         is.

@@ -1,4 +1,4 @@
-"""What workers are asked for while no agent runs: the digests of their traces, and their state."""
+"""Questions to workers while no agent runs: the digests of their traces, and their state."""
 
 from __future__ import annotations
 
