@@ -81,7 +81,8 @@ def test_a_return_to_stop_at_may_be_negative():
 @pytest.mark.parametrize(("make", "says"), [
     (lambda: MLPQ(OBS, ACT, hidden=[-3]), "MLPQ: hidden is [-3]; expected numbers, each at least 1"),
     (lambda: MLPQ(OBS, ACT, [0]), "MLPQ: hidden is [0]; expected numbers, each at least 1"),
-    (lambda: MLPQ(OBS, ACT, [10**10]), "MLPQ: hidden is [10000000000]; expected numbers, each at least 1 and below 16777216"),
+    (lambda: MLPQ(OBS, ACT, [10**10]),
+     "MLPQ: hidden is [10000000000]; expected numbers, each at least 1 and below 16777216; lower them"),
     (lambda: DQN(MLPQ(OBS, ACT), gamma=2), "DQN: gamma is 2; expected a number in [0, 1]"),
     (lambda: DQN(MLPQ(OBS, ACT), lr=math.nan), "DQN: lr is nan; expected a finite number, at least 0 or a schedule"),
     (lambda: DQN(MLPQ(OBS, ACT), tau=-1), "DQN: tau is -1; expected a number in [0, 1] or None"),

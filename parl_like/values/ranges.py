@@ -34,7 +34,11 @@ class Range(NamedTuple):
         if self.low in (-math.inf, -LARGEST):
             return f"{number} of 32 bits"
         low = f"{number} above {self.low:g}" if self.above else f"{f'{number}, ' * endless}at least {self.low:g}"
-        return f"{low} and below {self.high:.10g}" if self.high < LARGEST and value >= self.high else low
+        return f"{low} and below {self.high:.10g}" if self.is_below(value) else low
+
+    def is_below(self, value: Any) -> bool:
+        """Return whether a value is as large as no machine has room for, so it is to be lowered."""
+        return bool(1 < self.high < LARGEST and value >= self.high)
 
 
 MOST = float(2**31)
@@ -121,7 +125,8 @@ class Setting(NamedTuple):
             also = " or None" * ("None" in self.kinds) + " or a schedule" * ("Schedule" in self.kinds)
             range_ = self.allowed.expected(value)
             expected = range_ if whole is value else f"numbers, each {range_.removeprefix('a number ')}"
-            raise ValueError(f"{owner}: {self.name} is {whole!r:.60}; expected {expected}{also}")
+            lower = f"; lower {'it' if whole is value else 'them'}" * self.allowed.is_below(value)
+            raise ValueError(f"{owner}: {self.name} is {whole!r:.60}; expected {expected}{also}{lower}")
 
     def _wrong(self, owner: str, value: Any) -> TypeError:
         return TypeError(f"{owner}: {self.name} is {value!r:.60} ({type(value).__name__}); expected {' or '.join(self.kinds)}")

@@ -18,6 +18,7 @@ from parl_like.lab.sizes import bounded, check, in_words
 from parl_like.lab.yaml_text import ConfigError, dump_yaml, load_yaml
 
 HUGE = 10_000_000_000
+MOST = 2**31
 
 
 @pytest.fixture(scope="module")
@@ -40,20 +41,27 @@ def changed(run, path, key, value):
     file.write_text(dump_yaml(tree))
 
 
-SIZES = {"n_agents": "key 'n_agents' is 10000000000; expected at most",
-         "torch_threads": "key 'torch_threads' is 10000000000; expected",
-         "env.vector": "env.vector=10000000000 are 10000000000 environments; expected at most",
-         "robot.tasks.RL.OffPolicyHelper.size": "robot.tasks.RL.OffPolicyHelper.size=10000000000",
-         "robot.tasks.RL.ReplayBuffer.stack_num": "smaller than a stack of 10000000000 frames",
-         "robot.tasks.RL.DQN.n_step": "n_step 10000000000; expected",
-         "robot.tasks.RL.MLPQ.hidden.0": "hidden[0]=10000000000", "robot.tasks.RL.MLPQ.heads": "MLPQ.heads=10000000000"}
+SIZES = {("n_agents", HUGE): "key 'n_agents' is 10000000000; expected at most",
+         ("torch_threads", HUGE): "key 'torch_threads' is 10000000000; expected",
+         ("env.vector", HUGE): "env.vector=10000000000 are 10000000000 environments; expected at most",
+         ("robot.tasks.RL.OffPolicyHelper.size", HUGE): "robot.tasks.RL.OffPolicyHelper.size=10000000000",
+         # Larger than constructors take, and the largest that they do:
+         ("robot.tasks.RL.ReplayBuffer.stack_num", HUGE):
+             "stack_num is 10000000000; expected at least 1 and below 2147483648; lower it",
+         ("robot.tasks.RL.ReplayBuffer.stack_num", MOST - 1): "smaller than a stack of 2147483647 frames",
+         ("robot.tasks.RL.DQN.n_step", HUGE): "n_step is 10000000000; expected at least 1 and below 2147483648; lower it",
+         ("robot.tasks.RL.DQN.n_step", MOST - 1): "n_step 2147483647; expected",
+         ("robot.tasks.RL.MLPQ.hidden.0", HUGE): "expected numbers, each at least 1 and below 16777216; lower them",
+         ("robot.tasks.RL.MLPQ.hidden.0", 2**24 - 1): "hidden[0]=16777215",
+         ("robot.tasks.RL.MLPQ.heads", HUGE): "MLPQ: heads is 10000000000; expected at least 1 and below 2147483648; lower it",
+         ("robot.tasks.RL.MLPQ.heads", MOST - 1): "MLPQ.heads=2147483647"}
 
 
 @pytest.mark.parametrize("verb", ["eval", "play", "resume", "load_run"])
-@pytest.mark.parametrize("key", SIZES)
-def test_a_run_directory_takes_no_more_than_there_is(key, verb, run, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(("key", "value"), SIZES, ids=str)
+def test_a_run_directory_takes_no_more_than_there_is(key, value, verb, run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    changed(run, tmp_path / "run", key, HUGE)
+    changed(run, tmp_path / "run", key, value)
     limits, threads = resource.getrlimit(resource.RLIMIT_DATA), torch.get_num_threads()
     before = psutil.Process().memory_info().rss
     capsys.readouterr()
@@ -64,7 +72,7 @@ def test_a_run_directory_takes_no_more_than_there_is(key, verb, run, tmp_path, c
     else:
         assert main([verb, "run"] + ["total_steps=80"] * (verb == "resume")) == 2
         said = capsys.readouterr().err
-    assert SIZES[key] in said
+    assert SIZES[key, value] in said
     assert psutil.Process().memory_info().rss - before < 500e6
     assert resource.getrlimit(resource.RLIMIT_DATA) == limits and torch.get_num_threads() == threads
 
@@ -152,7 +160,7 @@ def test_networks_are_not_far_larger_than_those_of_the_checkpoint(key, value, ru
 
 def test_a_perceptron_has_a_number_of_layers(run, tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    changed(run, tmp_path / "run", "robot.tasks.RL.MLPQ.hidden", [1] * 50_000)
+    changed(run, tmp_path / "run", "robot.tasks.RL.MLPQ.hidden", [1] * 10_000)
     assert main(["eval", "run"]) == 2
     assert "expected at most 1000: give fewer in hidden=" in capsys.readouterr().err
 

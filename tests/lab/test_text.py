@@ -274,11 +274,14 @@ def test_numbers_stay_numbers(value, cell):
     assert for_csv(value) == cell
 
 
-def test_cells_of_a_report_are_no_formulas(tmp_path, monkeypatch):
+def test_cells_of_a_report_are_no_formulas(tmp_path, capsys):
     for name in ("=cmd", "@x", "+1+1"):
         train(name)
         file = Path(name, "config.yaml")
-        file.write_text(dump_yaml({**load_yaml(file.read_text()), "options": {name: name}, "seed": name}))
+        tree = {**load_yaml(file.read_text()), "options": {name: name}}
+        file.write_text(dump_yaml({**tree, "seed": name}))
+        assert main(["report", name]) == 2 and "$.seed" in capsys.readouterr().err
+        file.write_text(dump_yaml(tree))
     assert main(["report", "=cmd", "@x", "+1+1", "--out", "out"]) == 0
     for file in ("runs.csv", "report.csv"):
         for row in csv.reader(Path("out", file).open(newline="")):
