@@ -94,10 +94,10 @@ class Model(RayTask):
 
     @property
     def algorithm(self) -> Any:
-        card = super().algorithm
+        proxy = super().algorithm
         if self._actor is not None:
             self._note(self._get(self._actor.facts.remote()))
-        return card
+        return proxy
 
     def _send(self, method: str, *arguments: Any, **options: Any) -> Any:
         return self._actor.serve.remote(NOBODY, 0, method, arguments, options)

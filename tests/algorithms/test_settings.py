@@ -13,7 +13,7 @@ from parl_like import Algorithm, ComputationTask, Linear, Robot, algorithms
 from parl_like.algorithms import DQN, MBPO, EnsembleLearner
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.world_model import WorldModel
-from parl_like.drivers.workers.proxies import AlgorithmCard
+from parl_like.drivers.workers.proxies import AlgorithmProxy
 from parl_like.learning.algorithm import Loss
 from parl_like.learning.model import ArrayModel
 from parl_like.models import MLPQ, MLPActorQ
@@ -380,11 +380,11 @@ def test_the_owner_of_shared_parameters_is_stepped_by_its_own_rate_of_now():
 
 
 def test_an_algorithm_that_is_elsewhere_takes_no_settings():
-    card = AlgorithmCard(Plain(lr=0.5))
-    assert card.lr == 0.5
+    proxy = AlgorithmProxy(Plain(lr=0.5))
+    assert proxy.lr == 0.5
     with pytest.raises(AttributeError, match=r"Plain\.lr cannot be assigned here: the task is in the robot's process"):
-        card.lr = 0.0
-    assert card.lr == 0.5
+        proxy.lr = 0.0
+    assert proxy.lr == 0.5
 
 
 @pytest.mark.parametrize(("driver", "mode", "serve"), [("cooperative", "sync", "central"), ("cooperative", "async", "central"),

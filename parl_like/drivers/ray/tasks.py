@@ -17,7 +17,7 @@ import torch
 from parl_like.drivers.messages import RemoteError
 from parl_like.drivers.ray.connection import CONNECTION, packed, said_by_ray, the_ray, unpacked
 from parl_like.drivers.ray.resources import ActorResources, resources_of
-from parl_like.drivers.workers.proxies import AlgorithmCard, plain_of
+from parl_like.drivers.workers.proxies import AlgorithmProxy, plain_of
 from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.values.errors import TaskFailed
 from parl_like.values.spec import Array
@@ -42,7 +42,7 @@ class TaskActor:
             task.name = name
             task.build(seed)
             self.task = task
-        return {"card": AlgorithmCard(self.task.algorithm, IN_ACTOR), "output_shapes": self.task.output_shapes,
+        return {"proxy": AlgorithmProxy(self.task.algorithm, IN_ACTOR), "output_shapes": self.task.output_shapes,
                 "policy_specs": self.task.policy_specs, **self.facts()}
 
     def meet(self, asked: Mapping[str, tuple[bytes, Any]]) -> None:
@@ -143,14 +143,14 @@ class RayTask(ComputationTask):
         self.__dict__.update(vars(task))  # its options; all else is as it was made
         self.resources = resources_of(resources)
         self._actor, self._owner, self._address = actor, os.getpid() if actor is None else 0, address
-        self._card: Any = None
+        self._proxy: Any = None
         self._noted = self._env_steps = 0
 
     @property
     def algorithm(self) -> Any:
-        if self._card is None:
+        if self._proxy is None:
             self.build()
-        return self._card
+        return self._proxy
 
     def build(self, seed: np.random.SeedSequence | None = None) -> None:
         """Starts the actor and builds the task there, unless that has been done.
@@ -158,7 +158,7 @@ class RayTask(ComputationTask):
         Raises:
             TypeError: the function that builds the algorithm cannot be sent.
         """
-        if self._card is not None:
+        if self._proxy is not None:
             return
         payload = packed(f"task {self.name!r}: what builds the algorithm", self._source)
         if self._actor is None:
@@ -171,7 +171,7 @@ class RayTask(ComputationTask):
         seed = np.random.SeedSequence(0) if seed is None else seed
         options = {"device": str(self.device), "train": self.train, "max_skips": self.max_skips}
         known = self._get(self._actor.build.remote(payload, self.name, options, seed))
-        self._card, self.output_shapes = self._face(known["card"]), known["output_shapes"]
+        self._proxy, self.output_shapes = self._face(known["proxy"]), known["output_shapes"]
         self.policy_specs = known["policy_specs"]
         self._note(known)
 
@@ -188,17 +188,17 @@ class RayTask(ComputationTask):
         self._get(self._actor.meet.remote({name: (packed(f"task {name!r}: what builds the algorithm", other._source),
                                                   other._actor) for name, other in others.items()}))
 
-    def _face(self, card: AlgorithmCard) -> Any:
+    def _face(self, proxy: AlgorithmProxy) -> Any:
         """Return what is known here of the algorithm: its plain attributes as of the last reply, and on demand its weights."""
-        vars(card)["networks"] = lambda: {
+        vars(proxy)["networks"] = lambda: {
             name: SimpleNamespace(state_dict=lambda state=state: state) for name, state in self.networks_state().items()}
-        return card
+        return proxy
 
     def _note(self, facts: Mapping[str, Any]) -> None:
         if facts["number"] >= self._noted:
             self._noted = facts["number"]
             self.__dict__.update(facts["counts"])
-            vars(self._card).update(facts["algorithm"])
+            vars(self._proxy).update(facts["algorithm"])
 
     def _get(self, reference: Any) -> Any:
         if isinstance(reference, _Done):

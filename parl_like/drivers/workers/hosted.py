@@ -21,7 +21,7 @@ import numpy as np
 
 from parl_like.drivers.messages import ERRORS, Kind, Message, RemoteError, text_of
 from parl_like.drivers.workers.background_updates import BackgroundUpdates
-from parl_like.drivers.workers.proxies import RemoteAgent, TaskCard
+from parl_like.drivers.workers.proxies import RemoteAgent, TaskProxy
 from parl_like.drivers.workers.requests import put_request, replies
 from parl_like.drivers.workers.shared_parameters import Publication, Publisher
 from parl_like.drivers.workers.supervisor import LISTEN_S, Link, Supervisor, WorkerHandle
@@ -97,24 +97,24 @@ class HostedDriver(WorkerStates):
         self.supervisor.workers = [WorkerHandle(number, [agents[i] for i in block],
                                                 RestartBudget(options.max_restarts, options.period, 0.0))
                                    for number, block in enumerate(blocks)]
-        self._cards = {name: TaskCard(task) for name, task in pool.tasks.items()}
+        self._proxies = {name: TaskProxy(task) for name, task in pool.tasks.items()}
         self._seeds = dict(seeds)
         return agents
 
     def _recipe(self, worker: WorkerHandle) -> Recipe:
         """Return what a worker's next process is told."""
-        pool, root, cards = self.pool, self.pool._seeds, {}
+        pool, root, proxies = self.pool, self.pool._seeds, {}
         worker.owner = Owner()  # the rows of the process before are free when nothing that it sent waits any more
-        for name, card in self._cards.items():
+        for name, proxy in self._proxies.items():
             task = pool.tasks[name]
-            cards[name] = card = copy.copy(card)
-            card.version, card.learns = task.version, task.learns
-            if card.source is None and (n := sum(agent.needs.get(name, 0) for agent in worker.agents)):
-                card.places = Places(task.places.claim(worker.owner, n), n)
+            proxies[name] = proxy = copy.copy(proxy)
+            proxy.version, proxy.learns = task.version, task.learns
+            if proxy.source is None and (n := sum(agent.needs.get(name, 0) for agent in worker.agents)):
+                proxy.places = Places(task.places.claim(worker.owner, n), n)
         again = (worker.incarnation,) if worker.incarnation else ()  # the agents of a new worker do not repeat the old one's luck
         seeds = [(a.index, self._seeds[a.index].entropy, (*self._seeds[a.index].spawn_key, *again)) for a in worker.agents]
         return Recipe(
-            worker.name, cards, for_elsewhere(pool._env), pool._make_agent, pool._label, pool.mode, self.sync, seeds,
+            worker.name, proxies, for_elsewhere(pool._env), pool._make_agent, pool._label, pool.mode, self.sync, seeds,
             (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), pool.trace is not None,
             self.options.agent_restarts, len(pool.agents), worker.agents[0].n_envs)
 

@@ -22,7 +22,7 @@ def plain_of(algorithm: Any) -> dict[str, Any]:
     return {name: value for name, value in vars(algorithm).items() if isinstance(value, PLAIN)}
 
 
-class AlgorithmCard:
+class AlgorithmProxy:
     """A proxy of an algorithm that is elsewhere, with what helpers ask of it: window, explorer, plain attributes, the spaces and
     specs of its model.
 
@@ -61,7 +61,7 @@ class Replica(ComputationTask):
         self._optimization = None
 
 
-class TaskCard:
+class TaskProxy:
     """A task without its networks, for a worker's helpers and queues."""
 
     def __init__(self, task: ComputationTask) -> None:
@@ -69,13 +69,13 @@ class TaskCard:
         self.predict_rule, self.training_rule = task.predict_rule, task.training_rule
         self.output_shapes, self.policy_specs = dict(task.output_shapes), task.policy_specs
         self.version, self.learns = task.version, task.learns
-        self.algorithm = AlgorithmCard(task.algorithm)
+        self.algorithm = AlgorithmProxy(task.algorithm)
         self.serve, self.sync_every, self.bisect = task.serve, task.sync_every, task.bisect
         self.source = task._source if task.serve == "replica" else None
         self.places = Places(n=0)  # those of the worker's agents, among all that the task has
 
     def make(self, seed: np.random.SeedSequence) -> Any:
-        """Return what the worker's wrappers serve or send for: this card; of a replica a task with networks of its own, which
+        """Return what the worker's wrappers serve or send for: this proxy; of a replica a task with networks of its own, which
         get their parameters later."""
         if self.source is None:
             return self

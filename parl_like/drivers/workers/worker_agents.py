@@ -13,7 +13,7 @@ import numpy as np
 from parl_like.agents.agent import Agent
 from parl_like.drivers.cooperative import CooperativeDriver
 from parl_like.drivers.messages import ERRORS, Kind, Message, text_of
-from parl_like.drivers.workers.proxies import TaskCard
+from parl_like.drivers.workers.proxies import TaskProxy
 from parl_like.environment.factory import make_one
 from parl_like.environment.hooks import Hook, TraceHash
 from parl_like.process.child import RestartBudget
@@ -46,7 +46,7 @@ class Recipe:
     """
 
     name: str
-    tasks: dict[str, TaskCard]
+    tasks: dict[str, TaskProxy]
     env: Any
     agent: Callable[[], Agent]
     label: str
@@ -214,7 +214,7 @@ class WorkerPool(AgentPool):
         self._budgets = {index: RestartBudget(recipe.agent_restarts, PERIOD, BACK_OFF, 10.0) for index, _, _ in recipe.agents}
         self.ended: list[tuple[int, int, Any, int]] = []
         self.parts: list[Any] = []
-        tasks = {card.name: card.make(child) for card,
+        tasks = {proxy.name: proxy.make(child) for proxy,
                  child in zip(recipe.tasks.values(), seed.spawn(len(recipe.tasks)), strict=True)}
         super().__init__(tasks, recipe.env, recipe.agent, len(recipe.agents), seed, "processes", recipe.sync, recipe.mode,
                          recipe.label)
