@@ -109,7 +109,7 @@ class MBPO(SAC):
     def fixed_settings(self) -> dict[str, str]:
         fixed = dict.fromkeys(("real", "imagined_size"), "the rows that are kept were laid out by it; build a new algorithm with "
                               "another")
-        return {**super().fixed_settings(), **fixed, "model_task": "the tasks were introduced by that name (asks=…)"}
+        return {**super().fixed_settings(), **fixed, "model_task": "the tasks were connected by that name (asks=…)"}
 
     def process(self, batch: Batch) -> Batch:
         """The update's rows, all but a few replaced by imagined ones, with their targets."""

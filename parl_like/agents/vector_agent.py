@@ -118,7 +118,7 @@ class VectorFace(EnvFace):
                 call(self._agent)
         self._begins = False
 
-    def introduce(self, hooks: list[Hook]) -> None:
+    def connect_hooks(self, hooks: list[Hook]) -> None:
         self._begins = True
         for i in np.flatnonzero(self._running).tolist():
             self.env_index = i

@@ -107,7 +107,7 @@ class EnvFace:
         self._step = limited
         self._for_step = limited, *self._for_step[1:]
 
-    def introduce(self, hooks: list[Hook]) -> None:
+    def connect_hooks(self, hooks: list[Hook]) -> None:
         """Hooks that come in the middle of an episode hear that it has begun."""
         if self.n_open():
             for call in map(self._agent.robot.in_turn, overridden(hooks, "pre_episode")):

@@ -164,18 +164,18 @@ class AgentPool:
         self._run_hooks = list(hooks)
         self._observe()
 
-    def _introduce(self) -> None:
+    def _connect_hooks(self) -> None:
         """Hooks that the run before did not have hear PRE_EPISODE of the episodes that go on."""
         new, self._new_hooks = self._new_hooks, []
         for agent in self.agents:
             if new and agent.env is not None:
-                agent.env.introduce(new)
+                agent.env.connect_hooks(new)
 
     @contextmanager
     def hooked(self, hooks: Sequence[Hook]) -> Iterator[None]:
         """Inside it these are the hooks of the run."""
         self._hear(hooks)
-        self._introduce()
+        self._connect_hooks()
         try:
             yield
         finally:

@@ -40,7 +40,7 @@ from parl_like.run.evaluation import EPISODE_LIMIT, FILM_LIMIT, Episodes, epochs
 from parl_like.run.film import captioned
 from parl_like.run.robot_checks import check_arguments, check_film, check_tasks
 from parl_like.run.robot_state import acting_state, load_robot_state, robot_state
-from parl_like.tasks.task import ComputationTask, introduce
+from parl_like.tasks.task import ComputationTask, connect_tasks
 from parl_like.values.errors import AgentFailed, unknown
 from parl_like.values.user_calls import public
 
@@ -97,7 +97,7 @@ class Robot(AgentPool):
             for (name, task), child in zip(tasks.items(), task_seed.spawn(len(tasks)), strict=True):
                 task.name = name
                 task.build(child)
-            introduce(tasks)
+            connect_tasks(tasks)
             super().__init__(tasks, env, agent, n_agents, agent_seed, driver, mode == "sync", "collect")
             for task in given.values():
                 task.robot = self
@@ -222,7 +222,7 @@ class Robot(AgentPool):
             self._stop = None if stop is None else self.in_turn(stop)
             for call in overridden(hooks, "pre_experiment"):
                 call(self)
-            self._introduce()
+            self._connect_hooks()
             while not self.stop_requested and self._iterate():
                 if stop is not None and stop.after_iteration(self):
                     break

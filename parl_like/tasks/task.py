@@ -275,8 +275,8 @@ class ComputationTask:
         check_rows(self.name, arrays, len(next(iter(inputs.values()))))
         return arrays
 
-    def meet(self, asked: Mapping[str, ComputationTask]) -> None:
-        """Called by the robot with the tasks that this one `asks`."""
+    def connect(self, asked: Mapping[str, ComputationTask]) -> None:
+        """Take the tasks that this one `asks`; the robot calls it."""
         self.asked = dict(asked)
         self.algorithm._asks = self._ask
 
@@ -531,8 +531,8 @@ class ComputationTask:
         return left_out
 
 
-def introduce(tasks: Mapping[str, ComputationTask]) -> None:
-    """Lets the tasks of a robot meet those that they ask while they learn.
+def connect_tasks(tasks: Mapping[str, ComputationTask]) -> None:
+    """Connect the tasks of a robot with those that they ask while they learn.
 
     All that ask each other get one lock: two locks, each held by an update that waits for the other, cannot be.
 
@@ -552,7 +552,7 @@ def introduce(tasks: Mapping[str, ComputationTask]) -> None:
         follow([name])
     for task in tasks.values():
         if task.asks:
-            task.meet({name: tasks[name] for name in task.asks})
+            task.connect({name: tasks[name] for name in task.asks})
         for other in task.asked.values():
             old = other.lock
             for one in {*tasks.values(), *(sharer for known in tasks.values() for sharer in known.sharers)}:

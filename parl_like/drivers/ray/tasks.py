@@ -45,13 +45,13 @@ class TaskActor:
         return {"proxy": AlgorithmProxy(self.task.algorithm, IN_ACTOR), "output_shapes": self.task.output_shapes,
                 "policy_specs": self.task.policy_specs, **self.facts()}
 
-    def meet(self, asked: Mapping[str, tuple[bytes, Any]]) -> None:
-        """The tasks that this one asks: what builds each, and its actor."""
+    def connect(self, asked: Mapping[str, tuple[bytes, Any]]) -> None:
+        """Take the tasks that this one asks: what builds each, and its actor."""
         faces = {name: RayTask(ComputationTask(unpacked(payload)), actor) for name, (payload, actor) in asked.items()}
         for name, face in faces.items():
             face.name = name
             face.build()
-        self.task.meet(faces)
+        self.task.connect(faces)
 
     def facts(self) -> dict[str, Any]:
         """Return what changes as the task works. It travels with every reply, and is numbered, for one thread's may overtake
@@ -175,8 +175,8 @@ class RayTask(ComputationTask):
         self.policy_specs = known["policy_specs"]
         self._note(known)
 
-    def meet(self, asked: Mapping[str, ComputationTask]) -> None:
-        """They are asked from actor to actor.
+    def connect(self, asked: Mapping[str, ComputationTask]) -> None:
+        """Take the tasks that this one asks, which it asks from actor to actor.
 
         Raises:
             ValueError: one of them is in no actor, and cannot be asked from there.
@@ -185,7 +185,7 @@ class RayTask(ComputationTask):
         if here := asked.keys() - others.keys():
             raise ValueError(f"task {self.name!r} is in a Ray actor and asks {', '.join(map(repr, sorted(here)))}, not in one; "
                              "name all of them in Ray(tasks=…), or leave this one out")
-        self._get(self._actor.meet.remote({name: (packed(f"task {name!r}: what builds the algorithm", other._source),
+        self._get(self._actor.connect.remote({name: (packed(f"task {name!r}: what builds the algorithm", other._source),
                                                   other._actor) for name, other in others.items()}))
 
     def _face(self, proxy: AlgorithmProxy) -> Any:

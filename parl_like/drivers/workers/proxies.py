@@ -129,7 +129,7 @@ class RemoteEnv:
         self.episode_return: Any = 0.0
         self.episode_length = self.time_steps = self.env_index = 0
 
-    def introduce(self, hooks: Any) -> None:
+    def connect_hooks(self, hooks: Any) -> None:
         """No hook hears how episodes begin in a worker."""
 
     def close(self) -> None:
