@@ -47,10 +47,10 @@ class EnsembleLearner(Algorithm):
         x = self.model.features(inputs.obs, inputs.act)
         n, members = len(x), self.model.members
         share = -(-n // members)
-        # Each member has so many places, in which all rows are dealt out; where places are left over, some rows stand again.
-        dealt = torch.randperm(share * members, generator=self.torch_rng, device=x.device)
-        place = dealt.argsort()[:n]
-        mean, log_var, end = (part.flatten(0, 1)[place] for part in self.model.each(x[dealt.view(members, share) % n]))
+        # Each member has so many places, over which all rows are spread; where places are left over, some rows stand again.
+        order = torch.randperm(share * members, generator=self.torch_rng, device=x.device)
+        place = order.argsort()[:n]
+        mean, log_var, end = (part.flatten(0, 1)[place] for part in self.model.each(x[order.view(members, share) % n]))
         y = mean + torch.exp(0.5 * log_var) * torch.randn(mean.shape, generator=self.torch_rng, device=x.device)
         ends = torch.rand(n, generator=self.torch_rng, device=x.device) < torch.sigmoid(end)
         obs_next, rew = self.model.drawn(inputs.obs, y)

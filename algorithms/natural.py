@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from parl_like.algorithms.actor_critic import ActorCritic
-from parl_like.algorithms.unrolls import dealt, parts_of
+from parl_like.algorithms.unrolls import minibatches_of, parts_of
 from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Loss, Schedule, value_of
 from parl_like.learning.model import Model
@@ -115,7 +115,7 @@ class NPG(ActorCritic):
         fields = Batch(obs=batch.obs, returns=batch.returns)
         parts = parts_of(self, len(batch.last), self.value_minibatches, "value_minibatches")
         for _ in range(self.value_epochs):
-            for rows in dealt(fields, batch.last, parts, self.rng, whole=False):
+            for rows in minibatches_of(fields, batch.last, parts, self.rng, whole=False):
                 yield {"critic": (self.model.value(rows.obs) - rows.returns).square().mean()}
         return result
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from parl_like.algorithms.actor_critic import ActorCritic
-from parl_like.algorithms.unrolls import dealt, normalized, parts_of
+from parl_like.algorithms.unrolls import minibatches_of, normalized, parts_of
 from parl_like.learning.algorithm import Schedule
 from parl_like.learning.model import Model
 from parl_like.values.batch import Batch
@@ -24,7 +24,7 @@ class PPO(ActorCritic):
     Args:
         clip: ε. Large (1e9) for a penalty alone.
         epochs: Passes over the unroll.
-        minibatches: Optimiser steps per pass; rows are dealt out evenly, so none is dropped.
+        minibatches: Optimiser steps per pass; rows are divided evenly, so none is dropped.
         minibatch_rows: Instead of `minibatches`: rows of one step, as far as they divide.
         target_kl: Passes end early when the approximate KL divergence of one's last minibatch exceeds this; None: never.
         dual_clip: c > 1: where A < 0 a row's part is at least c A, however large ρ is (Ye et al. 2020); None: not.
@@ -73,7 +73,7 @@ class PPO(ActorCritic):
         names += ["value"] * (self.value_clip is not None) + ["out"] * self.compares
         fields = Batch({name: batch[name] for name in names})
         for _ in range(self.epochs):
-            yield from dealt(fields, batch.last, parts, self.rng, self.recurrent)
+            yield from minibatches_of(fields, batch.last, parts, self.rng, self.recurrent)
             if self.target_kl is not None and self._kl > self.target_kl:
                 return
 

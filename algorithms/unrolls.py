@@ -50,12 +50,12 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
     return (x - mean) / (std + 1e-8)
 
 
-def dealt(fields: Batch, last: torch.Tensor, parts: int, rng: np.random.Generator, whole: bool) -> Iterable[Batch]:
+def minibatches_of(fields: Batch, last: torch.Tensor, parts: int, rng: np.random.Generator, whole: bool) -> Iterable[Batch]:
     """One pass over the rows of an update, in random minibatches.
 
     Args:
         last: [N] bool, where the segments end.
-        parts: How many minibatches, at most as many as rows; rows are dealt out evenly, so none is dropped.
+        parts: How many minibatches, at most as many as rows; rows are divided evenly, so none is dropped.
         whole: Segments stay whole, and there are no more parts than these: a memory is replayed from their first rows.
     """
     n = len(last)

@@ -10,7 +10,7 @@ import torch
 
 from parl_like.algorithms.actor_critic import ActorCritic
 from parl_like.algorithms.mpo import held, metrics, multipliers, reweighted
-from parl_like.algorithms.unrolls import dealt, parts_of
+from parl_like.algorithms.unrolls import minibatches_of, parts_of
 from parl_like.learning.algorithm import Loss, Schedule
 from parl_like.learning.model import Model
 from parl_like.values.batch import Batch
@@ -66,7 +66,7 @@ class VMPO(ActorCritic):
         fields = Batch({name: batch[name] for name in names})
         parts = parts_of(self, len(batch.last), self.n_minibatches, "minibatches")
         for _ in range(self.epochs):
-            yield from dealt(fields, batch.last, parts, self.rng, self.recurrent)
+            yield from minibatches_of(fields, batch.last, parts, self.rng, self.recurrent)
 
     def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
         out, value = self.evaluate(batch)
