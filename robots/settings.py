@@ -35,7 +35,7 @@ from parl_like.learning.schedule import Linear, Schedule
 from parl_like.learning.span import Span
 from parl_like.values.errors import nearest, our_name, unknown
 
-SHELVES: dict[str, Sequence[str]] = {
+CATALOGUE: dict[str, Sequence[str]] = {
     "Algorithm": ("parl_like.algorithms", "parl_like.algorithms.dynamics"),
     "Model": ("parl_like.models", "parl_like.models.dynamics"),
     "AgentHelper": tuple(f"parl_like.agents.{name}"
@@ -97,7 +97,7 @@ def named(kind: str, name: str) -> Any:
     Raises:
         ConfigError: there is none, the nearest is named; or a run directory may not ask for it.
     """
-    inside, there = candidates(name, SHELVES[kind])
+    inside, there = candidates(name, CATALOGUE[kind])
     found = _of_kind(kind, there)
     if ":" in name and inside in there and inside not in found:
         raise ConfigError(f"Config: no {kind} {name!r}; what has this name is no class made from {kind}")
@@ -115,10 +115,10 @@ def _of_kind(kind: str, found: Mapping[str, Any]) -> dict[str, type]:
 
 
 def _others_with(key: str) -> list[str]:
-    """Classes on the shelves that have an argument of this name."""
+    """Classes of the catalogue that have an argument of this name."""
     *_, owner, name = "", *key.split(".")
-    classes = {one.__name__: one for kind, shelf in SHELVES.items() if kind != "Wrapper"
-               for one in _of_kind(kind, candidates("", shelf)[1]).values()}
+    classes = {one.__name__: one for kind, paths in CATALOGUE.items() if kind != "Wrapper"
+               for one in _of_kind(kind, candidates("", paths)[1]).values()}
     return sorted(one for one in classes if owner in ("", one) and name in arguments(classes[one]))
 
 
@@ -285,7 +285,7 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """The kind of values that an argument takes: `data`, a type of plain values, and its `text`; `part`: of which shelf its
+    """The kind of values that an argument takes: `data`, a type of plain values, and its `text`; `part`: of which part of the catalogue its
     names are; `given`: how many arguments whoever calls the named class passes in order, where the argument is a function;
     `numpy`: types of NumPy that plain numbers, and lists of them, are made."""
 
@@ -474,6 +474,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, type):
         if issubclass(value, np.generic):
             return value.__name__
-        ours = any(getattr(import_module(path), value.__name__, None) is value for shelf in SHELVES.values() for path in shelf)
+        ours = any(getattr(import_module(path), value.__name__, None) is value for paths in CATALOGUE.values() for path in paths)
         return value.__name__ if ours else f"{value.__module__}:{value.__name__}"
     return repr(value)

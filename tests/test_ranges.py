@@ -13,12 +13,12 @@ from parl_like.algorithms import DQN, PPO
 from parl_like.environment.stop_conditions import StopAfterSeconds, StopAfterSteps, StopAtReturn, StopWithoutImprovement
 from parl_like.lab.user_experiments import candidates
 from parl_like.models import MLPQ, MLPActorCritic
-from parl_like.robots.settings import SHELVES, _of_kind
+from parl_like.robots.settings import CATALOGUE, _of_kind
 from parl_like.values.ranges import RANGES, settings_of
 
 OBS, ACT = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(2)
-CLASSES = {one.__name__: one for kind, shelf in SHELVES.items() if kind != "Wrapper"
-           for one in _of_kind(kind, candidates("", shelf)[1]).values()}
+CLASSES = {one.__name__: one for kind, paths in CATALOGUE.items() if kind != "Wrapper"
+           for one in _of_kind(kind, candidates("", paths)[1]).values()}
 CLASSES |= {one.__name__: one for one in (
     ComputationTask, VectorAgent, Robot, StopAfterSteps, StopAfterSeconds, StopAtReturn, StopWithoutImprovement)}
 OWNERS = {one.__qualname__: one for kind in CLASSES.values() for one in kind.__mro__

@@ -98,7 +98,7 @@ def of_run(run: Path, name: str, source: Source | None, given: str = "") -> Expe
     return chosen(source.file, name)
 
 
-def candidates(name: str, shelves: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
+def candidates(name: str, catalogue: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
     """Return what `module:Name`, or a plain name, may mean: its last part, and what is in that module (see `module_of`); or what
     is in the modules of the user's experiments, and in these.
 
@@ -109,7 +109,7 @@ def candidates(name: str, shelves: Sequence[str] = ()) -> tuple[str, dict[str, A
     if colon and not is_own(module):
         names.check(name)
     try:
-        modules = [module_of(module)] if colon else [importlib.import_module(one) for one in shelves]
+        modules = [module_of(module)] if colon else [importlib.import_module(one) for one in catalogue]
     except ImportError as error:
         raise ConfigError(f"Config: {name!r}: {error}") from None
     found: dict[str, Any] = {}
