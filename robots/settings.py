@@ -285,9 +285,9 @@ class Parts:
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-    """The kind of values that an argument takes: `data`, a type of plain values, and its `text`; `part`: of which part of the catalogue its
-    names are; `given`: how many arguments whoever calls the named class passes in order, where the argument is a function;
-    `numpy`: types of NumPy that plain numbers, and lists of them, are made."""
+    """The kind of values that an argument takes: `data`, a type of plain values, and its `text`; `part`: its key in
+    CATALOGUE, where it takes names; `given`: how many arguments whoever calls the named class passes in order, where the
+    argument is a function; `numpy`: types of NumPy that plain numbers, and lists of them, are made."""
 
     data: Any
     text: str

@@ -201,7 +201,7 @@ def test_episodes_may_be_longer_than_the_guard_without_steps_by_others():
 # ------------------------------------------------------------------------------------------------------------- interruptions
 
 
-def test_an_abandoned_episode_is_interrupted_and_gets_a_seam():
+def test_an_abandoned_episode_is_interrupted_and_gets_a_cut():
     class Restless(Agent):
         def run_one_episode(self):
             for n in (2, 5):  # the first is left in the middle by a reset, the second reaches its end
@@ -222,7 +222,7 @@ def test_an_abandoned_episode_is_interrupted_and_gets_a_seam():
         assert robot.episodes == 1
 
 
-def test_a_save_ends_every_open_episode_with_a_seam(tmp_path):
+def test_a_save_ends_every_open_episode_with_a_cut(tmp_path):
     log = Log()
     with robot_of(Recorder(), keep(), env=lambda: Corridor(100), n_agents=3) as robot:
         log.post_act = lambda agent: agent.robot.request_save(tmp_path / "state") if agent.robot.env_steps == 20 else None

@@ -127,7 +127,7 @@ def test_a_bad_value_raises(flaw, mended, said):
 @each_kind
 @pytest.mark.parametrize("driver", ["cooperative", "threads"])
 def test_a_bad_value_costs_its_episode(flaw, mended, said, driver, caplog):
-    """Steps to 1 and 2 are kept, with a seam behind; the step to 3 is not stored, but counts; then whole episodes follow."""
+    """Steps to 1 and 2 are kept, with a cut behind; the step to 3 is not stored, but counts; then whole episodes follow."""
     log = Log()
     with corridor_robot(flaw, "drop", driver=driver) as robot, caplog.at_level(logging.WARNING, "parl_like"):
         robot.run(StopAfterEpisodes(2), log)

@@ -329,7 +329,7 @@ def test_collecting_episodes_begins_anew_and_has_quotas():
         found = robot.collect(n_episode=5)
         assert found.lengths == [5] * 5 and found.n_steps == 25 and [agent.steps for agent in robot.agents] == [2 + 15, 2 + 10]
         stored = rows(robot)
-        assert stored["truncated"][:3].tolist() == [False, True, False]  # a seam where the first collection ended
+        assert stored["truncated"][:3].tolist() == [False, True, False]  # a cut where the first collection ended
 
 
 def test_the_mean_of_collected_episodes_is_not_biased_to_short_ones():
@@ -671,7 +671,7 @@ def test_two_runs_are_resumed_as_two_runs(kind):
 
 
 def test_a_checkpoint_in_mid_collection_is_resumed_exactly(tmp_path):
-    """The agents are parked in mid-episode: their rows need a seam, and they must go on after it."""
+    """The agents are parked in mid-episode: their rows need a cut, and they must go on after it."""
     with BUILD["dqn"](seed=1, n_agents=2) as whole, BUILD["dqn"](seed=9, n_agents=2) as second:
         whole.collect(n_step=34)
         whole.save(tmp_path / "state")

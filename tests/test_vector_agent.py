@@ -59,7 +59,7 @@ def test_a_vector_agent_stores_what_single_agents_store(mode):
         three.run(StopAfterSteps(90))
         apart = [rows(three, lane=lane) for lane in range(3)]
     for ours, theirs in zip(together, apart, strict=True):
-        n = min(len(ours["rew"]), len(theirs["rew"])) - 1  # NEXT_STEP loses a step per episode; the last row may have a seam
+        n = min(len(ours["rew"]), len(theirs["rew"])) - 1  # NEXT_STEP loses a step per episode; the last row may have a cut
         assert n >= 20
         for name in ours:
             np.testing.assert_array_equal(ours[name][:n], theirs[name][:n])
@@ -157,7 +157,7 @@ def test_a_save_interrupts_the_environments_that_are_in_mid_episode(mode, tmp_pa
         robot.run(StopAfterEpisodes(2), log)
         assert log.count("POST_EPISODE", False) == 2 and log.count("POST_EPISODE", True) in (1, 2)
         assert log.count("PRE_EPISODE") == log.count("POST_EPISODE")
-        assert rows(robot, lane=1)["truncated"].tolist()[-1] is True  # the seam
+        assert rows(robot, lane=1)["truncated"].tolist()[-1] is True  # the cut
         before = len(rows(robot, lane=1)["rew"])
         robot.run(StopAfterEpisodes(1))
         assert rows(robot, lane=1)["obs"][before, 0] == 0

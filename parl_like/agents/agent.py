@@ -205,7 +205,7 @@ class Agent(Guarded):
         return self.steps + sum(int(queue.counters.requests) for w in wrappers for queue in (w.predictions, w.trainings))
 
     def interrupt(self, carry: bool = False) -> None:
-        """The open episode ends here; its rows get a seam, and the next reset is seeded. To `carry`: where the environment can
+        """The open episode ends here; its rows get a cut, and the next reset is seeded. To `carry`: where the environment can
         clone its state, the next reset goes on with the episode."""
         self.fresh = True
         if self.env is not None:

@@ -240,7 +240,7 @@ class AgentHelper(Guarded):
             self._noise.drawn = True
 
     def interrupt(self, rows: Array | None = None) -> None:
-        """The open episodes end here without an end of their own: nothing may look across the seam.
+        """The open episodes end here without an end of their own: nothing may look across the cut.
 
         Args:
             rows: Numbers of the environments of a vector environment that this is about; None: all.

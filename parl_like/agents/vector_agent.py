@@ -252,7 +252,7 @@ class VectorFace(EnvFace):
             self._end(i, False)
 
     def end_episode(self) -> None:
-        """Ends what runs in every environment, with seams in the buffer; see `EnvFace.end_episode`."""
+        """Ends what runs in every environment, with cuts in the buffer; see `EnvFace.end_episode`."""
         if not self._open:
             return
         self._open, self._over = False, True

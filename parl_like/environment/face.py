@@ -403,7 +403,7 @@ class EnvFace:
     def end_episode(self) -> None:
         """Fires POST_EPISODE once for the episode that is open, if any: `interrupted` unless the environment had ended it.
 
-        The rows of an interrupted episode get a seam, so that nothing looks from them into the next one.
+        The rows of an interrupted episode get a cut, so that nothing looks from them into the next one.
         """
         if not self._open:
             return

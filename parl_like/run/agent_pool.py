@@ -324,7 +324,7 @@ class AgentPool:
         self.wrappers[name] = wrapper
 
     def _new_lanes(self, name: str, n: int) -> int:
-        """The first of `n` lanes for an agent that joins: those of one that has left, whose rows end with a seam, or new ones."""
+        """The first of `n` lanes for an agent that joins: those of one that has left, whose rows end with a cut, or new ones."""
         buffer = self.buffers.get(name)
         if buffer is None:
             return sum(agent.n_envs for agent in self.agents)

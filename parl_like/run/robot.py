@@ -537,7 +537,7 @@ class Robot(AgentPool):
     # --------------------------------------------------------------------------------------------------------------- state
 
     def checkpoint_boundary(self) -> None:
-        """All agents leave their episodes, with seams in the buffers, so that nothing outside `state_dict` is alive: a Python
+        """All agents leave their episodes, with cuts in the buffers, so that nothing outside `state_dict` is alive: a Python
         frame cannot be saved. So `run_one_episode` begins anew at every checkpoint, whether the run is interrupted there or not.
 
         Where environments can clone their state (`parl_like.environment.state`) their episodes are carried over: the next `reset`

@@ -144,7 +144,7 @@ def test_rows_with_enough_followers_are_drawn():
 
 
 episodes = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6),
-                              st.sampled_from(["terminated", "truncated", "both", "seam", "open"])), max_size=14)
+                              st.sampled_from(["terminated", "truncated", "both", "cut", "open"])), max_size=14)
 
 
 class Model:
@@ -216,7 +216,7 @@ def filled(history, lanes, size, stack, ignore, only_last, way):
             model.rows[lane].append([now, following, now / 2, terminated, truncated])
             if not (last and end != "open"):
                 open_at[lane] = following
-        if end == "seam":
+        if end == "cut":
             buffer.truncate_open(lane)
             open_at.pop(lane, None)
             if model.rows[lane] and not model.ends(lane, -1):

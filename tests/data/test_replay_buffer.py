@@ -193,9 +193,9 @@ def test_prev_and_next_stop_at_the_oldest_and_newest_row_of_a_full_lane():
     assert buffer.next([0, 1, 2, 3, 4]).tolist() == [1, 1, 3, 4, 0]
 
 
-def test_a_truncated_seam_cuts_both_ends():
+def test_a_truncating_cut_ends_both_ends():
     buffer, other = filled(20, 3), filled(10, 15, every_fourth)
-    buffer.update(other, seam="truncate")
+    buffer.update(other, cut="truncate")
     assert np.flatnonzero(buffer.truncated).tolist() == [2, 12] and not other.truncated.any()
     assert buffer.prev([3]).tolist() == [3] and buffer.next([2]).tolist() == [2]
     assert buffer.add(row(15))[2].tolist() == [0]
@@ -204,7 +204,7 @@ def test_a_truncated_seam_cuts_both_ends():
     closed = filled(20, 3)
     source = filled(5, 5, every_fourth)
     source.truncated[2] = True
-    closed.update(source, seam="truncate")
+    closed.update(source, cut="truncate")
     assert np.flatnonzero(closed.truncated).tolist() == [2, 5]  # our newest row, and the flag that the source had already
 
 
@@ -221,7 +221,7 @@ def test_update_between_lanes_fields_and_sizes():
     assert one.update(two).tolist() == [0, 1, 2]
     assert one.act[:3].tolist() == [0, 1, 10]
     cut = ReplayBuffer(8)
-    cut.update(two, seam="truncate")
+    cut.update(two, cut="truncate")
     assert cut.truncated[:3].tolist() == [False, True, False]
     again = ReplayBuffer(4, 2)
     again.update(two)
@@ -234,7 +234,7 @@ def test_update_between_lanes_fields_and_sizes():
     with pytest.raises(ValueError, match="2 lanes cannot go into 3"):
         ReplayBuffer(9, 3).update(two)
     with pytest.raises(ValueError, match="'join' or 'truncate'"):
-        one.update(two, seam="glue")
+        one.update(two, cut="glue")
 
 
 def test_update_from_itself_and_with_unequal_fields():

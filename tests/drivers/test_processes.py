@@ -445,7 +445,7 @@ class Fragile(Drift):
 
 
 def test_an_environment_that_raises_is_rebuilt_where_that_is_wanted(tmp_path, caplog):
-    """F01: its agent begins anew; rows of the cut episode keep their seam, and nobody else hears of it."""
+    """F01: its agent begins anew; rows of the cut episode keep their cut, and nobody else hears of it."""
     driver = Processes(workers=2, agent_restarts=3)
     with Robot(partial(Faulty, tmp_path / "count", "raise"), tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=4,
                driver=driver) as robot:

@@ -154,8 +154,8 @@ def test_a_row_of_the_world_model_is_one_real_step(options):
                     assert rows["rew"][j] == (2 * obs[0, 0, 0] + act + 1) / 4  # the same step's, and as the environment gave it
                     assert event["obs_next"]["last_rew"][i, 0] == min(rows["rew"][j], config_.clip or np.inf)
                     assert rows["terminated"][j] == event["terminated"][i]
-                    seam = j == len(real) - 1
-                    assert rows["truncated"][j] == event["truncated"][i] or seam
+                    cut = j == len(real) - 1
+                    assert rows["truncated"][j] == event["truncated"][i] or cut
                     np.testing.assert_allclose(rows["action_prob"][j], event["real"][i], rtol=1e-4)
                     entries = {name: value[i] for name, value in layout.decode(event["obs"]["tree_reps"]).items()}
                     if config_.rec_t == 1:  # all that is known of the root is its value
@@ -166,7 +166,7 @@ def test_a_row_of_the_world_model_is_one_real_step(options):
                     assert (
                         event["obs_next"]["real_states"][i][0, 0, 0] == obs[0, 0, 0] + 1
                     )  # at an end the true final observation
-                    if not seam and not event["terminated"][i] and not event["truncated"][i]:
+                    if not cut and not event["terminated"][i] and not event["truncated"][i]:
                         np.testing.assert_array_equal(rows["obs"][j + 1], event["obs_next"]["real_states"][i])
                     ends += event["terminated"][i] or event["truncated"][i]
         assert ends > 10

@@ -257,23 +257,23 @@ class ReplayBuffer(Lanes):
             if not np.array_equal(given, np.logical_or(*(np.asarray(flat[name]) for name in FLAGS))):
                 raise ValueError(f"{self!r}: field 'done' disagrees with terminated or truncated; leave it out, it is computed")
 
-    def update(self, other: ReplayBuffer, seam: Literal["join", "truncate"] = "join") -> Positions:
+    def update(self, other: ReplayBuffer, cut: Literal["join", "truncate"] = "join") -> Positions:
         """Appends all rows of `other` in time order: lane to lane, or all into the only lane. Returns their new positions.
 
         Actions are converted to the units of those here; see `act_space`.
 
         Args:
             other: Any buffer; fields that only one of the two knows are zero in the other's rows.
-            seam: What becomes of an episode that is still open where rows of two sources meet. "join": nothing, so it goes on
+            cut: What becomes of an episode that is still open where rows of two sources meet. "join": nothing, so it goes on
                 into the next source's first row, as if that were its continuation. "truncate": the newest row of this buffer's
                 lane, and of every lane of `other`, is marked truncated here (`other` itself stays as it is).
 
         Raises:
-            ValueError: unknown seam, or several lanes here but another number there.
+            ValueError: unknown cut, or several lanes here but another number there.
             SpecError: a field of `other` does not fit ours; the buffer is as before.
         """
-        if seam not in ("join", "truncate"):
-            raise ValueError(f"update: seam is {seam!r}; expected 'join' or 'truncate'")
+        if cut not in ("join", "truncate"):
+            raise ValueError(f"update: cut is {cut!r}; expected 'join' or 'truncate'")
         if self.n_lanes not in (1, other.n_lanes):
             raise ValueError(f"update: {other.n_lanes} lanes cannot go into {self.n_lanes}; use equal numbers, or a target with "
                              "one lane")
@@ -285,7 +285,7 @@ class ReplayBuffer(Lanes):
         flat = in_units(other.take(rows), other.act_space, self.act_space, repr(other))
         if other._finals is not None:
             flat |= other._nexts(rows, other._plan.next_names, {}, 1)  # single frames, as they are stored
-        if seam == "truncate":
+        if cut == "truncate":
             newest = np.isin(rows, other._newest())
             flat["truncated"] = flat["truncated"] | (newest & ~flat["terminated"])
         known = {spec.name for spec in self.specs}
@@ -295,7 +295,7 @@ class ReplayBuffer(Lanes):
         arrays = tuple(convert_rows(s, flat[s.name], len(rows)) if s.name in flat else s.zeros(len(rows)) for s in single)
         self._use(specs)
         lanes = rows // other.lane_size if self.n_lanes > 1 else np.zeros_like(rows)
-        if seam == "truncate":
+        if cut == "truncate":
             for lane in set(lanes.tolist()):
                 self.truncate_open(lane)
         return self._store(lanes, arrays, framed=False)
