@@ -59,7 +59,7 @@ def expected(log_p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     return (p * q).sum(-1), (p * log_p).sum(-1)
 
 
-def usual_entropy(act: gym.Space[Any], obs: Any) -> Any:
+def default_entropy(act: gym.Space[Any], obs: Any) -> Any:
     """The entropy that SAC wants of a policy, in nats: −(numbers of an action) for a Box; for Discrete 0.98 · log A, with A the
     legal actions, averaged over the rows of `obs`."""
     if not isinstance(act, gym.spaces.Discrete):

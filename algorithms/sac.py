@@ -10,7 +10,7 @@ import gymnasium as gym
 import torch
 from torch import Tensor
 
-from parl_like.algorithms.actor_q import actor_and_critics, check_actor_q, critic_terms, expected, usual_entropy
+from parl_like.algorithms.actor_q import actor_and_critics, check_actor_q, critic_terms, default_entropy, expected
 from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Algorithm, Loss, Schedule, Window
@@ -115,7 +115,7 @@ class SAC(Algorithm):
             q, log_p = self.soft(batch.obs, self.model)
             yield {"actor": (alpha * log_p - q).mean(), "entropy": -log_p.detach().mean(), "alpha": alpha}
             if self.log_alpha.requires_grad:
-                wanted = usual_entropy(self.model.act_space, batch.obs) if self.target_entropy is None else self.target_entropy
+                wanted = default_entropy(self.model.act_space, batch.obs) if self.target_entropy is None else self.target_entropy
                 yield {"temperature": -self.log_alpha * (log_p.detach().mean() + wanted)}
         if self.target is not self.model:
             self.target.sync_from(self.model, decay=1.0 - self.tau)

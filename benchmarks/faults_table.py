@@ -41,7 +41,7 @@ def fault_ids(text: str) -> list[str]:
 
 
 def rows_of(text: str) -> list[Row]:
-    """The table of faults: id, fault, what happens, state, tests. For a word without a file in front see `USUAL`."""
+    """The table of faults: id, fault, what happens, state, tests. For a word without a file in front see `COMMON`."""
     rows = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
@@ -63,7 +63,7 @@ def functions_of(folder: Path) -> dict[str, list[str]]:
             for file in sorted(folder.rglob("test_*.py"))}
 
 
-USUAL = "drivers/test_processes.py"
+COMMON = "drivers/test_processes.py"
 """The file that a word without one means; where it has no such test, any file."""
 
 
@@ -76,7 +76,7 @@ def targets(file: str, word: str, functions: dict[str, list[str]]) -> list[str]:
     def below(paths: Iterable[str]) -> list[str]:
         return [f"{path}::{function}" for path in paths for function in functions.get(path, ()) if name in function]
 
-    return below([file]) if file else below([USUAL]) or below(functions)
+    return below([file]) if file else below([COMMON]) or below(functions)
 
 
 @dataclass

@@ -39,7 +39,7 @@ class Config(PartsConfig, frozen=True, kw_only=True):
     env: Env = Env(wrappers=("NoisyObservation",))
 
 
-USUAL = {"NoisyObservation.n": 200, "Trunk.hidden": [64]}
+DEFAULTS = {"NoisyObservation.n": 200, "Trunk.hidden": [64]}
 DECAY = {"start": 1e-3, "end": 1e-4}
 POLICIES: dict[str, tuple[Any, Any, int, dict[str, Any]]] = {
     "DQN": (MLPQ, DQN, 2, {"n_step": 3, "target_period": 200, "epsilon": {"start": 1.0, "end": 0.05, "share": 0.3}, "lr": DECAY}),
@@ -49,13 +49,13 @@ POLICIES: dict[str, tuple[Any, Any, int, dict[str, Any]]] = {
 
 
 def build(config: Config) -> Robot:
-    parts = Parts(config.parts, USUAL, config.__struct_fields__, Span(config.total_steps))
+    parts = Parts(config.parts, DEFAULTS, config.__struct_fields__, Span(config.total_steps))
     source = env_of(config.env, parts)
     spaces, agent = probed(source)
     parts.act = spaces["act"]
     steps = config.total_steps
 
-    def task(where: str, model: Any, algorithm: Any, learn_every: int, **usual: Any) -> ComputationTask:
+    def task(where: str, model: Any, algorithm: Any, learn_every: int, **defaults: Any) -> ComputationTask:
         def updates(helper: Any) -> Any:
             return steps * helper["updates"] // (helper["learn_every"] or 1)
 
@@ -64,13 +64,13 @@ def build(config: Config) -> Robot:
                             learn_every=learn_every)
         count = updates(parts.of(where, OffPolicyHelper))
         func = create_algorithm_func(model, {**spaces, "trunk": trunk, **parts.args(where, model, hidden=[64])},
-                                     algorithm, parts.args(where, algorithm, acts=acts, updates=count, **usual))
+                                     algorithm, parts.args(where, algorithm, acts=acts, updates=count, **defaults))
         return ComputationTask(func, made_anew(OffPolicyHelper, helper), device=config.device,
                                **parts.args(where, ComputationTask, skip=("device",)))
 
     trunk = Shared(Trunk, spaces["obs"], **parts.args("", Trunk))
-    model, algorithm, learn_every, usual = POLICIES[config.algorithm]
-    tasks = {"RL": task("tasks.RL", model, algorithm, learn_every, **usual),
+    model, algorithm, learn_every, defaults = POLICIES[config.algorithm]
+    tasks = {"RL": task("tasks.RL", model, algorithm, learn_every, **defaults),
              "auxiliary": task("tasks.auxiliary", Dynamics, DynamicsLearner, 1, forward=0.05, inverse=1.0, lr=DECAY)}
     if not config.auxiliary:  # settings of it may be given all the same
         del tasks["auxiliary"]

@@ -29,7 +29,7 @@ from parl_like.run.robot import Robot
 from parl_like.tasks.task import ComputationTask
 
 KEY, DOOR, EXIT = range(3)
-USUAL = {"PPO.lr": 1e-3, "PPO.epochs": 6, "PPO.entropy": 0.01}
+DEFAULTS = {"PPO.lr": 1e-3, "PPO.epochs": 6, "PPO.entropy": 0.01}
 
 
 class Config(PartsConfig, frozen=True, kw_only=True):
@@ -78,13 +78,13 @@ class KeyAgent(GoalAgent):
 
 
 def build(config: Config) -> Robot:
-    parts = Parts(config.parts, USUAL, config.__struct_fields__, Span(config.total_steps))
+    parts = Parts(config.parts, DEFAULTS, config.__struct_fields__, Span(config.total_steps))
 
-    def learner(name: str, obs: int, act: gym.Space[Any], rows_per_step: float, extras: Any = (), **usual: Any) -> Any:
+    def learner(name: str, obs: int, act: gym.Space[Any], rows_per_step: float, extras: Any = (), **defaults: Any) -> Any:
         """A task that learns by PPO from `obs` numbers."""
         where = f"tasks.{name}"
         rows = config.total_steps * rows_per_step / config.n_agents
-        helper = parts.args(where, OnPolicyHelper, unroll=usual.pop("unroll"))
+        helper = parts.args(where, OnPolicyHelper, unroll=defaults.pop("unroll"))
 
         def updates(ppo: Any) -> float:
             unroll = parts.of(where, OnPolicyHelper)["unroll"]
@@ -93,7 +93,7 @@ def build(config: Config) -> Robot:
         func = create_algorithm_func(
             MLPActorCritic,
             {"obs": gym.spaces.Box(-1.0, 1.0, (obs,), np.float32), "act": act, **parts.args(where, MLPActorCritic)},
-            PPO, parts.args(where, PPO, updates=updates, **usual))
+            PPO, parts.args(where, PPO, updates=updates, **defaults))
         return ComputationTask(func, made_anew(OnPolicyHelper, {"extras": extras, **helper}), device=config.device,
                                **parts.args(where, ComputationTask, skip=("device",)))
 

@@ -37,19 +37,19 @@ class Config(PartsConfig, frozen=True, kw_only=True):
     env: Env = Env(id="Pendulum-v1")
 
 
-USUAL = {"OffPolicyHelper.batch_size": 256, "OffPolicyHelper.learn_every": 1, "MLPActorQ.hidden": [64, 64], "MBPO.horizon": 5,
+DEFAULTS = {"OffPolicyHelper.batch_size": 256, "OffPolicyHelper.learn_every": 1, "MLPActorQ.hidden": [64, 64], "MBPO.horizon": 5,
          "tasks.model.OffPolicyHelper.warmup": 256, "tasks.RL.OffPolicyHelper.warmup": 500}
 UPDATES = {"tasks.RL.OffPolicyHelper.updates": 10}
 """Updates of the policy that imagines, per row."""
 
 
 def build(config: Config) -> Robot:
-    parts = Parts(config.parts, USUAL | (UPDATES if config.model else {}), config.__struct_fields__, Span(config.total_steps))
+    parts = Parts(config.parts, DEFAULTS | (UPDATES if config.model else {}), config.__struct_fields__, Span(config.total_steps))
     source = env_of(config.env, parts)
     spaces, agent = probed(source)
     parts.act = spaces["act"]
 
-    def task(name: str, model: Any, algorithm: Any, **usual: Any) -> ComputationTask:
+    def task(name: str, model: Any, algorithm: Any, **defaults: Any) -> ComputationTask:
         """One that learns from random rows."""
         where = f"tasks.{name}"
         helper = parts.args(where, OffPolicyHelper, acts=config.total_steps / config.n_agents)
@@ -58,7 +58,7 @@ def build(config: Config) -> Robot:
         func = create_algorithm_func(model, {**spaces, **parts.args(where, model)},
                                      algorithm, parts.args(where, algorithm, updates=updates, lr=1e-3))
         return ComputationTask(func, made_anew(OffPolicyHelper, helper), device=config.device,
-                               **parts.args(where, ComputationTask, skip=("device",), **usual))
+                               **parts.args(where, ComputationTask, skip=("device",), **defaults))
 
     if not config.model:
         return robot_with(config, source, {"RL": task("RL", MLPActorQ, SAC)}, agent, parts)

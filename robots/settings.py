@@ -136,20 +136,20 @@ class Parts:
     Args:
         given: Name or end of a name → plain value, later ones before earlier ones. Parts of a mapping may be given one by one
             (`lr.end`).
-        usual: The same, for whoever gives nothing; what nobody asks for in it is no error.
+        defaults: The same, for whoever gives nothing; what nobody asks for in it is no error.
         fields: Keys of the robot's own configuration, for messages.
         span: Of the robot's run.
     """
 
-    def __init__(self, given: Mapping[str, Any], usual: Mapping[str, Any], fields: Iterable[str], span: Span) -> None:
-        self.given, self.usual, self.fields, self.span = given, usual, tuple(fields), span
+    def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any], fields: Iterable[str], span: Span) -> None:
+        self.given, self.defaults, self.fields, self.span = given, defaults, tuple(fields), span
         self.settings: dict[str, Setting] = {}
         self.objects: dict[str, inspect.Parameter] = {}  # arguments that plain data cannot give, by full name
         self.act: gym.Space[Any] | None = None  # of the environment, once it is known: explorers of a Box need its shape
 
     def args(self, where: str, owner: Any, *, skip: Iterable[str] = (), acts: Count = 1, updates: Count = 1,
-             whole: bool = False, **usual: Any) -> dict[str, Any]:
-        """The arguments of a class, as far as they are given, or `usual`.
+             whole: bool = False, **defaults: Any) -> dict[str, Any]:
+        """The arguments of a class, as far as they are given, or `defaults`.
 
         Args:
             where: In which part of the robot: `tasks.RL`.
@@ -171,7 +171,7 @@ class Parts:
             if name in skip:
                 continue
             full = _head(where, owner) + name
-            default = lookup(self.usual, full, usual.get(name, standard), kind)[0]
+            default = lookup(self.defaults, full, defaults.get(name, standard), kind)[0]
             value, keys = lookup(self.given, full, default, kind)
             if value is inspect.Parameter.empty:
                 raise ConfigError(f"Config: {owner.__name__}.{name} is needed: {kind.text}")

@@ -45,7 +45,7 @@ def values_of(name: str, mlp: str = "MLPQ", conv: str = "ConvQ", **more: Any) ->
             "OffPolicyHelper.warmup": 1_000, "PrioritizedReplayBuffer.beta": {"start": 0.4, "end": 1.0}}
 
 
-USUAL: dict[str, dict[str, Any]] = {
+DEFAULTS: dict[str, dict[str, Any]] = {
     "DQN": values_of("DQN"),
     "MDQN": values_of("MDQN"),
     "C51": values_of("C51", "MLPCategoricalQ", "ConvCategoricalQ"),
@@ -117,21 +117,21 @@ class Config(PartsConfig, frozen=True, kw_only=True):
     helper: str = ""
 
     @classmethod
-    def usual(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
-        usual = usual_of(named("Algorithm", given.get("algorithm", cls().algorithm)))
-        return {key: usual[key] for key in ("n_agents", "total_steps") if key in usual}
+    def defaults(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        defaults = defaults_of(named("Algorithm", given.get("algorithm", cls().algorithm)))
+        return {key: defaults[key] for key in ("n_agents", "total_steps") if key in defaults}
 
 
 def nearest_to(algorithm: type) -> str:
-    """The name in USUAL of a class, or of the nearest one that it is made from; empty: there is none."""
-    return next((one.__name__ for one in algorithm.__mro__ if one.__name__ in USUAL), "")
+    """The name in DEFAULTS of a class, or of the nearest one that it is made from; empty: there is none."""
+    return next((one.__name__ for one in algorithm.__mro__ if one.__name__ in DEFAULTS), "")
 
 
-def usual_of(algorithm: type) -> Mapping[str, Any]:
-    """The entry of USUAL for a class, or for the nearest one that it is made from, whose arguments it has then."""
+def defaults_of(algorithm: type) -> Mapping[str, Any]:
+    """The entry of DEFAULTS for a class, or for the nearest one that it is made from, whose arguments it has then."""
     nearest = nearest_to(algorithm)
-    usual = USUAL.get(nearest, ON_POLICY)
-    return {key.replace(f"{nearest}.", f"{algorithm.__name__}.", 1) if nearest else key: value for key, value in usual.items()}
+    defaults = DEFAULTS.get(nearest, ON_POLICY)
+    return {key.replace(f"{nearest}.", f"{algorithm.__name__}.", 1) if nearest else key: value for key, value in defaults.items()}
 
 
 def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, algorithm: type | None = None,
@@ -139,9 +139,9 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     """The robot of a configuration; `env` in place of its own: a factory, or an environment for one agent. So `eval_env`, and
     `algorithm`, `model` and `helper`, classes. `score`: as for `Robot`. `span`: None: that of its `total_steps`."""
     algorithm = named("Algorithm", config.algorithm) if algorithm is None else algorithm
-    usual = usual_of(algorithm)
+    defaults = defaults_of(algorithm)
     span = span or Span(config.total_steps)
-    parts = Parts(config.parts, usual, config.__struct_fields__, span)
+    parts = Parts(config.parts, defaults, config.__struct_fields__, span)
     source = env_of(config.env, parts) if env is None else env
     spaces, agent = probed(source)
     elsewhere = config.eval_env
@@ -152,7 +152,7 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     if eval_env is not None:
         check_eval_env(eval_env, spaces)
     parts.act = spaces["act"]
-    helper_class = helper or named("AgentHelper", config.helper or usual["helper"])
+    helper_class = helper or named("AgentHelper", config.helper or defaults["helper"])
     lanes = config.n_agents * max(config.env.vector, 1)
 
     def acts(_: Mapping[str, Any]) -> float:
@@ -178,7 +178,7 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     task = parts.args(where, ComputationTask, skip=("device",))
     of_helper = parts.args(where, helper_class, acts=acts, updates=n_updates)
     spaces["obs"] = Transforms(of_helper.get("transforms", ())).space(spaces["obs"])
-    fitting = usual["models"]
+    fitting = defaults["models"]
     if model is not None:
         pass
     elif config.model:
@@ -209,11 +209,11 @@ def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Rob
     """See `Robot.of`."""
     way = "build its tasks: Robot(env, tasks={...})"
     if isinstance(algorithm, str):
-        nearest = {one.lower(): one for one in USUAL}.get(algorithm.lower(), "")
+        nearest = {one.lower(): one for one in DEFAULTS}.get(algorithm.lower(), "")
         if not nearest and algorithm in algorithms.__all__:
             raise ValueError(f"Robot.of: {algorithm} does not learn by one task alone, or has no usual network; {way}")
         if not nearest:
-            raise ValueError(f"Robot.of: {unknown('algorithm', algorithm, USUAL)}; for another {way}")
+            raise ValueError(f"Robot.of: {unknown('algorithm', algorithm, DEFAULTS)}; for another {way}")
     else:
         nearest = nearest_to(algorithm) if isinstance(algorithm, type) else ""
         if not nearest:

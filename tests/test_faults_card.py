@@ -49,7 +49,7 @@ def test_a_word_means_functions(card):
     assert card.table.targets("a/test_one.py", "first", FUNCTIONS) == ["a/test_one.py::test_the_first"]
     assert card.table.targets("", "second", FUNCTIONS) == ["a/test_one.py::test_a_second_one", "test_two.py::test_a_second_one"]
     assert card.table.targets("", "second",
-                              {**FUNCTIONS, card.table.USUAL: ["test_the_second"]}) == [f"{card.table.USUAL}::test_the_second"]
+                              {**FUNCTIONS, card.table.COMMON: ["test_the_second"]}) == [f"{card.table.COMMON}::test_the_second"]
     assert card.table.targets("test_two.py", "", FUNCTIONS) == ["test_two.py"]
     assert card.table.targets("test_two.py", "first", FUNCTIONS) == card.table.targets("test_three.py", "", FUNCTIONS) == []
 

@@ -163,7 +163,7 @@ def _switched(env: Any) -> Any:
     return env
 
 
-USUAL_RATE = 30.0
+DEFAULT_RATE = 30.0
 """Pictures per second of environments that declare none."""
 FILM_S = 3.0
 """Seconds that a film takes at least."""
@@ -185,7 +185,7 @@ class Film(Hook):
     def __init__(self) -> None:
         self.pictures: list[Array] = []
         self.texts: list[list[str]] = []
-        self.rate = USUAL_RATE
+        self.rate = DEFAULT_RATE
 
     def post_act(self, agent: Any) -> None:
         env = agent.env

@@ -106,7 +106,7 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise ValueError(f"stop_score={self.stop_score:g} is reached by an evaluation while training; give eval_every=, too")
 
     @classmethod
-    def usual(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    def defaults(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Values in place of the defaults, where they depend on what is given."""
         return {}
 
@@ -114,8 +114,8 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         """`driver` and `workers`, as `Robot(driver=)` takes them; a warning where `workers` go with another driver."""
         options = msgspec.structs.asdict(self.workers)
         if self.driver not in ("processes", "ray"):
-            usual = msgspec.structs.asdict(Workers())
-            if names := ", ".join(f"workers.{name}" for name in sorted(options) if options[name] != usual[name]):
+            defaults = msgspec.structs.asdict(Workers())
+            if names := ", ".join(f"workers.{name}" for name in sorted(options) if options[name] != defaults[name]):
                 _log.warning("Config: %s: options of driver=processes and driver=ray, without effect; driver is %r", names,
                              self.driver)
             return self.driver
@@ -154,7 +154,7 @@ def resolve(config_class: type[C], *layers: Mapping[str, Any]) -> C:
             else:
                 parts[key] = value
         merged = _merge(config_class, merged, {**own, **parts}, name)
-    merged = {**config_class.usual(merged), **merged}
+    merged = {**config_class.defaults(merged), **merged}
     try:
         return msgspec.convert(merged, config_class)
     except msgspec.ValidationError as error:  # a required field that no layer gives, or `__post_init__`

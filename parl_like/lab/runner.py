@@ -301,10 +301,10 @@ def _complete(config: ExperimentConfig, robot: Any) -> Any:
 
 def _differs(experiment: Experiment, config: ExperimentConfig, robot: Any) -> dict[str, Any]:
     """Dotted key → value, where the configuration is not that of the experiment; `run_dir` is no difference."""
-    usual = configs.resolve(type(config), experiment.config)
-    old, here = (configs.to_dict(stored.with_parts(one, {})) for one in (usual, config))
+    defaults = configs.resolve(type(config), experiment.config)
+    old, here = (configs.to_dict(stored.with_parts(one, {})) for one in (defaults, config))
     found = {key: new for key, (_, new) in configs.differences(old, here).items() if key != "run_dir"}
-    return found if robot.parts is None else {**found, **robot.parts.differs(getattr(usual, "parts", {}))}
+    return found if robot.parts is None else {**found, **robot.parts.differs(getattr(defaults, "parts", {}))}
 
 
 def _choose(run: RunDir, checkpoints: Checkpoints, which: str) -> str | Path:

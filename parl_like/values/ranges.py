@@ -142,9 +142,9 @@ def settings_of(made: Any) -> dict[str, Setting]:
         numbers = [part for part in kinds if part in ("int", "float", "bool") or part.startswith("Sequence[")
                    and ("int" in part or "float" in part)]
         if numbers and one.name != "rng":
-            usual = NOT_NEGATIVE if any("float" in part for part in numbers) else COUNT
+            default = NOT_NEGATIVE if any("float" in part for part in numbers) else COUNT
             owner = made.__qualname__.split(".")[-2] if "." in made.__qualname__ else ""
-            found[one.name] = Setting(one.name, kinds, position, RANGES.get(f"{owner}.{one.name}", RANGES.get(one.name, usual)))
+            found[one.name] = Setting(one.name, kinds, position, RANGES.get(f"{owner}.{one.name}", RANGES.get(one.name, default)))
     return found
 
 

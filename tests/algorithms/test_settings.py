@@ -19,7 +19,7 @@ from parl_like.learning.model import ArrayModel
 from parl_like.models import MLPQ, MLPActorQ
 from parl_like.models.dynamics import Dynamics, EnsembleDynamics, Trunk
 from parl_like.models.thinker_net import ThinkerNet
-from parl_like.robots.single import USUAL
+from parl_like.robots.single import DEFAULTS
 
 N_UPDATES = 4
 
@@ -84,9 +84,9 @@ def arguments(kind):
 def recorded(name):
     """What builds the algorithm, and the rows of its first updates."""
     kind = getattr(algorithms, name)
-    helper = USUAL[name]["helper"]
+    helper = DEFAULTS[name]["helper"]
     act = gym.spaces.MultiDiscrete([2, 3]) if name == "BDQ" else gym.spaces.Discrete(3)
-    if helper == "OffPolicyHelper" and USUAL[name]["models"][0] in ("MLPActorQ", "MLPCrossQ"):
+    if helper == "OffPolicyHelper" and DEFAULTS[name]["models"][0] in ("MLPActorQ", "MLPCrossQ"):
         act = gym.spaces.Box(-2, 2, (2,), np.float32)
     env = partial(World, act, helper == "OnlineHelper")
     if helper == "OnlineHelper":
@@ -144,7 +144,7 @@ def other_than(name, value):
     return value / 2 if isinstance(value, float) and value else 0.37
 
 
-CASES = [(name, key) for name in USUAL for key in arguments(getattr(algorithms, name))]
+CASES = [(name, key) for name in DEFAULTS for key in arguments(getattr(algorithms, name))]
 
 
 @pytest.mark.parametrize(("name", "key"), CASES, ids=str)
@@ -185,7 +185,7 @@ def test_what_can_be_read_as_it_goes_is(name, key):
     assert getattr(task.algorithm, key) == OTHER.get(key, 1)
 
 
-@pytest.mark.parametrize("name", [name for name in USUAL if "lr" in arguments(getattr(algorithms, name))])
+@pytest.mark.parametrize("name", [name for name in DEFAULTS if "lr" in arguments(getattr(algorithms, name))])
 def test_a_learning_rate_of_zero_stops_all_that_it_moves(name):
     """All rates of several optimisers; NPG and TRPO move the policy by `delta`."""
     source, updates = recorded(name)

@@ -58,9 +58,9 @@ def test_what_a_terminal_would_obey_is_an_escape(one):
     assert escaped(shown) == shown, "nothing is escaped twice"
 
 
-@pytest.mark.parametrize("usual", ["", "runs/2026-11-21_ppo_s0", "größer ≥ 0 · – ∞", "日本語", "🎲", "a\u00a0b", r"C:\x1b"])
-def test_what_people_write_stays(usual):
-    assert escaped(usual) == text.lines(usual) == usual
+@pytest.mark.parametrize("written", ["", "runs/2026-11-21_ppo_s0", "größer ≥ 0 · – ∞", "日本語", "🎲", "a\u00a0b", r"C:\x1b"])
+def test_what_people_write_stays(written):
+    assert escaped(written) == text.lines(written) == written
 
 
 def test_a_stream_is_escaped_whoever_writes_to_it():

@@ -53,13 +53,13 @@ THINKER = {"n_agents": 2, "env_n": 3, "total_steps": 240, "actor_unroll_len": 12
 def off_policy(name):
     """Of those that learn from a buffer: few rows of it, and the run as short as that allows."""
     experiment = experiments.get(name)
-    usual = single.USUAL.get(experiment.config.get("algorithm"), {}) if experiment.robot == "single" else {}
+    defaults = single.DEFAULTS.get(experiment.config.get("algorithm"), {}) if experiment.robot == "single" else {}
     two = {"auxiliary": ["RL.", "auxiliary."], "mbpo": ["RL.", "model."]}
-    tasks = two.get(experiment.robot, [""] * (usual.get("helper") == "OffPolicyHelper"))
+    tasks = two.get(experiment.robot, [""] * (defaults.get("helper") == "OffPolicyHelper"))
     few = {f"{task}OffPolicyHelper.{key}": value for task in tasks for key, value in (("warmup", 64), ("batch_size", 32))}
     often = {"mbpo": "RL.OffPolicyHelper.updates", "single": "OffPolicyHelper.updates"}.get(experiment.robot, "")
-    few |= {often: 1} if experiment.robot == "mbpo" or often in usual else {}
-    at_random = {**usual, **experiment.config}.keys() & {"random_steps", "OffPolicyHelper.random_steps"}
+    few |= {often: 1} if experiment.robot == "mbpo" or often in defaults else {}
+    at_random = {**defaults, **experiment.config}.keys() & {"random_steps", "OffPolicyHelper.random_steps"}
     few |= {"OffPolicyHelper.random_steps": 32} if at_random else {}  # the policy acts, too
     return few and {**few, "total_steps": 160}
 
@@ -67,8 +67,8 @@ def off_policy(name):
 def in_pieces(name):
     """Of those that act long before they pause: so much that there is a pause, and as much again behind it."""
     config = experiments.get(name).config
-    usual = single.USUAL.get(config.get("algorithm"), {})
-    if usual.get("helper") == "OnlineHelper":
+    defaults = single.DEFAULTS.get(config.get("algorithm"), {})
+    if defaults.get("helper") == "OnlineHelper":
         return {"total_steps": 4096}  # each agent takes 256 steps at a time
     return {"unroll": 32} if config.get("unroll", 0) > 100 else {}
 

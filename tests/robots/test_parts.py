@@ -257,7 +257,7 @@ def test_a_run_keeps_every_setting_and_is_rebuilt_from_these_alone(tmp_path, mon
     assert RunDir.open("run").info().differs == {
         "total_steps": 200, "n_agents": 2, "eval_episodes": 1, "tensorboard": False, "checkpoint_every": 100,
         "DQN.tau": 0.125, "OffPolicyHelper.warmup": 100}
-    monkeypatch.setitem(single.USUAL, "DQN", {**single.USUAL["DQN"], "DQN.target_period": 1})  # a later version differs
+    monkeypatch.setitem(single.DEFAULTS, "DQN", {**single.DEFAULTS["DQN"], "DQN.target_period": 1})  # a later version differs
     with runner.load_run("run", tau=0.125) as one:
         assert one.tasks["RL"].algorithm.target_period == 200 and one.tasks["RL"].algorithm.tau == 0.125
     with pytest.raises(UsageError, match="a run keeps its configuration: 'tau' is 0.125 there and 0.5 now"):

@@ -11,7 +11,7 @@ from parl_like import Robot, algorithms, create_algorithm_func
 from parl_like.lab.cli import main
 from parl_like.learning import action_spaces
 from parl_like.models import MLPQ, MLPActorQ, RecurrentQ
-from parl_like.robots.single import USUAL
+from parl_like.robots.single import DEFAULTS
 
 TABLE = {row["algorithm"]: row for row in action_spaces.table()}
 INF = np.inf
@@ -60,7 +60,7 @@ class Any(gym.Env):
 
 
 def robot(name, obs, act, **more):
-    helper = USUAL[name]["helper"]
+    helper = DEFAULTS[name]["helper"]
     small = {"OffPolicyHelper": {"warmup": 8, "batch_size": 8, "learn_every": 4, "OffPolicyHelper.size": 400},
              "OnPolicyHelper": {"unroll": 8}, "PopulationHelper": {"population": 8}}.get(helper, {})
     one = {"R2D2": {"sequence": 3, "burn_in": 1}, "REDQ": {"updates": 1}, "DroQ": {"updates": 1}, "PPO": {"minibatches": 1},
@@ -80,14 +80,14 @@ def learns(name, obs, act, **more):
         return algorithm
 
 
-def usual(row):
+def simplest(row):
     """Observations and actions that this algorithm takes."""
     kind = "Discrete" if "Discrete" in row["actions"] else row["actions"][0]
     return NUMBERS if "Box" in row["observations"] else Discrete(4), ACTIONS[kind][0]
 
 
 def test_every_algorithm_of_one_task_is_in_the_table():
-    assert TABLE.keys() == USUAL.keys()
+    assert TABLE.keys() == DEFAULTS.keys()
     assert {name for row in TABLE.values() for key in ("actions", "observations") for name in row[key]} <= set(action_spaces.ALL)
 
 
@@ -98,10 +98,10 @@ def test_actions(name):
         for space in spaces:
             assert action_spaces.kind_of(space) == kind
             if kind in TABLE[name]["actions"]:
-                learns(name, usual(TABLE[name])[0], space)
+                learns(name, simplest(TABLE[name])[0], space)
                 continue
             with pytest.raises(ValueError) as refused:
-                robot(name, usual(TABLE[name])[0], space)
+                robot(name, simplest(TABLE[name])[0], space)
             others = [other for other, row in TABLE.items() if kind in row["actions"]]
             assert f"{kind} actions are taken by {', '.join(others)} (parl-like list --spaces)" in str(refused.value)
 
@@ -112,10 +112,10 @@ def test_observations(name):
     for kind, spaces in OBSERVATIONS.items():
         for space in spaces:
             if kind in row["observations"]:
-                learns(name, space, usual(row)[1])
+                learns(name, space, simplest(row)[1])
             else:
                 with pytest.raises(ValueError, match="expected Discrete"):
-                    robot(name, space, usual(row)[1])
+                    robot(name, space, simplest(row)[1])
 
 
 @pytest.mark.parametrize("name", TABLE)
@@ -123,10 +123,10 @@ def test_images(name):
     row = TABLE[name]
     if "Box" not in row["observations"]:
         with pytest.raises(ValueError, match="expected Discrete"):
-            robot(name, IMAGE, usual(row)[1])
+            robot(name, IMAGE, simplest(row)[1])
         return
     for space in (IMAGE, Dict({"i": IMAGE, "x": NUMBERS})):
-        with robot(name, space, usual(row)[1]) as made:
+        with robot(name, space, simplest(row)[1]) as made:
             model = made.tasks["RL"].algorithm.model
             assert type(model).__name__.startswith("Conv") == row["images"]
             made.run(4)
@@ -144,14 +144,14 @@ def test_masks(name):
         with pytest.raises(ValueError, match="expected Discrete"):
             robot(name, masked, act)
     else:
-        with robot(name, Dict({"mask": Box(0, 1, (2,)), "x": NUMBERS}), usual(row)[1]) as made:
+        with robot(name, Dict({"mask": Box(0, 1, (2,)), "x": NUMBERS}), simplest(row)[1]) as made:
             assert made.tasks["RL"].algorithm.model.mask is None
 
 
 @pytest.mark.parametrize("name", TABLE)
 def test_memory(name):
     row = TABLE[name]
-    obs, act = usual(row)
+    obs, act = simplest(row)
     if row["memory"] == "no":
         for model in ("RecurrentActorCritic", "RecurrentQ"):
             with pytest.raises((ValueError, TypeError)):
@@ -179,7 +179,7 @@ def test_the_command_shows_the_table(capsys):
     assert main(["list", "--spaces"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["ALGORITHM", "ACTIONS", "OBSERVATIONS", "IMAGES", "MASKS", "MEMORY"]
-    assert "SAC              Discrete, Box  any           as numbers    yes    no" in lines and len(lines) == len(USUAL) + 1
+    assert "SAC              Discrete, Box  any           as numbers    yes    no" in lines and len(lines) == len(DEFAULTS) + 1
 
 
 class Guarded(gym.Env):

@@ -255,11 +255,11 @@ class Supervisor:
         for worker in workers:
             others = [other.pace for other in workers if other is not worker and other.pace]
             if others and not worker.slow and worker.seen >= 10:
-                usual = float(np.median(others))
-                worker.slow = worker.pace >= max(SLOW_TIMES * usual, SLOW_SECONDS)
+                median = float(np.median(others))
+                worker.slow = worker.pace >= max(SLOW_TIMES * median, SLOW_SECONDS)
                 if worker.slow:
                     log.warning("%s is slow: a turn of its agents takes %.2g s, of the other workers %.2g s; %s", worker,
-                                worker.pace, usual, self._waits)
+                                worker.pace, median, self._waits)
 
     def kill(self, worker: WorkerHandle, why: str) -> None:
         """Ends a worker, which another replaces."""

@@ -199,10 +199,10 @@ class WorkerPool(AgentPool):
     def _first_env(self, member: Agent) -> int:
         """Agents of other workers are not known here: each has room for as many environments as the example of an agent, and
         those with more have numbers behind all of these."""
-        usual = self.recipe.n_envs
-        if member.n_envs <= usual:
-            return member.index * usual
-        return self.n_agents * usual + member.index * MANY_ENVS
+        default = self.recipe.n_envs
+        if member.n_envs <= default:
+            return member.index * default
+        return self.n_agents * default + member.index * MANY_ENVS
 
     def __init__(self, recipe: Recipe, report: Callable[[int, BaseException, bool], None]) -> None:
         self.recipe, self._report = recipe, report
