@@ -78,7 +78,7 @@ def faults() -> tuple[type[BaseException], ...]:
     return (Exception, SystemExit) if asyncio is None else (Exception, SystemExit, asyncio.CancelledError)
 
 
-def fresh_seed(seed: int | None, *key: int) -> int:
+def seed_after(seed: int | None, *key: int) -> int:
     """A seed for a rebuilt environment: a function of its old seed and of `key`, so that a run can be repeated; in [0, 2³¹)."""
     return int(np.random.SeedSequence(seed, spawn_key=key).generate_state(1)[0] >> 1)
 
@@ -208,7 +208,7 @@ class Group:
             if delay:
                 time.sleep(delay)
             self.restarts[k] += 1
-            seed = fresh_seed(self.seeds[k], self.lo + k, self.generation, self.restarts[k])
+            seed = seed_after(self.seeds[k], self.lo + k, self.generation, self.restarts[k])
             self.seeds[k] = self.pending[k] = seed
             self.over[k] = True
             self._reply.add_rebuilt(self.lo + k, str(failed), seed, dropped)

@@ -18,7 +18,7 @@ from gymnasium.vector.utils import batch_space
 
 from parl_like.environment.factory import for_elsewhere
 from parl_like.envs.vector.columns import BadOutput, Columns, Layout, Status
-from parl_like.envs.vector.group import EnvFailed, GroupOptions, Reply, faults, fresh_seed
+from parl_like.envs.vector.group import EnvFailed, GroupOptions, Reply, faults, seed_after
 from parl_like.envs.vector.hosts import CLOSE_TIMEOUT, Host
 from parl_like.process.child import RestartBudget
 from parl_like.process.shared_memory import nameless_file
@@ -232,7 +232,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
             self._generation[g] += 1
             for i, was_open in zip(rows, dropped.tolist(), strict=True):
                 with_it = f"environment {i} was lost with environment {failed.index}, whose worker it shared: "
-                self._seeds[i] = seed = fresh_seed(self._seeds[i], i, self._generation[g], 0)
+                self._seeds[i] = seed = seed_after(self._seeds[i], i, self._generation[g], 0)
                 told.add_rebuilt(i, f"{'' if i == failed.index else with_it}{failed}", seed, was_open)
             host.start(self._generation[g])
             self._ask("build", {g: (self._env_fn, self._seeds[slots])})

@@ -68,7 +68,7 @@ class Agent(Guarded):
         self.helpers = Helpers(self._label)
         self.steps = self.bad_values = self.learned_at = 0
         self.paced: tuple[int, bool] | None = None
-        self.fresh = True  # the next reset is seeded
+        self.needs_seed = True  # the next reset is seeded
         self.signal: str | None = None
         self.quota_steps: int | None = None
         self.quota_episodes: int | None = None
@@ -207,7 +207,7 @@ class Agent(Guarded):
     def interrupt(self, carry: bool = False) -> None:
         """The open episode ends here; its rows get a cut, and the next reset is seeded. To `carry`: where the environment can
         clone its state, the next reset goes on with the episode."""
-        self.fresh = True
+        self.needs_seed = True
         if self.env is not None:
             self.robot.episodes_cut += self.env.carry() if carry else self.env.n_open() if self.signal == "stop" else 0
             self.env.end_episode()

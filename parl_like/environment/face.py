@@ -130,9 +130,9 @@ class EnvFace:
             self.carried = None
             if carried is not None and seed is None and options is None:
                 return self._go_on(carried)
-        if seed is None and agent.fresh:
+        if seed is None and agent.needs_seed:
             seed = int(agent.rng.integers(2**31))
-        agent.fresh = False
+        agent.needs_seed = False
         self.seed = self.seed if seed is None else seed
         try:
             given = self._reset(seed=seed, options=options)
@@ -237,7 +237,7 @@ class EnvFace:
                 raise self._failed(" raised in restore_state", error) from error
         obs, info, memory, counted = unhold(carried["rest"])
         obs, info = self._again(obs, info)
-        self._agent.fresh = False
+        self._agent.needs_seed = False
         self._known = self._open = True
         self._over = False
         self._begin(obs, info)

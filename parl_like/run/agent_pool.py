@@ -508,7 +508,7 @@ class AgentPool:
                     helper.settle()
             except Exception as error:  # noqa: BLE001  an update that failed, of which the agent would have heard at its next one
                 self._agent_failed(agent, error)
-            agent.fresh = True
+            agent.needs_seed = True
 
     def _halt(self, carry: bool = False, patience: float = STOP_PATIENCE) -> None:
         """All agents end; open requests are answered with `Stopped`. The pool may start again, and with `carry` go on with the

@@ -193,7 +193,7 @@ class Driver(Protocol):
             buffer.load_state_dict(state[f"buffer.{name}"])
         for agent in self.pool.agents:
             agent.load_state_dict(state["agents"][str(agent.index)])
-            agent.fresh = True
+            agent.needs_seed = True
 
 
 def same_agents(there: list[str], here: list[Any]) -> None:

@@ -112,10 +112,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         values, stale = np.abs(np.asarray(td, np.float64)) + EPS, 0
         if serials is not None:
             index = np.asarray(index)
-            fresh = (self.serials(index) == serials) & (serials >= 0)
-            stale = len(fresh) - int(np.count_nonzero(fresh))
+            current = (self.serials(index) == serials) & (serials >= 0)
+            stale = len(current) - int(np.count_nonzero(current))
             if stale:
-                index, values = index[fresh], np.broadcast_to(values, fresh.shape)[fresh]
+                index, values = index[current], np.broadcast_to(values, current.shape)[current]
         positions = self.positions(index)
         if positions.size:
             highest = float(values.max())

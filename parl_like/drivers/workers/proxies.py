@@ -108,7 +108,7 @@ class RemoteAgent:
         self.helpers = Elsewhere(self._label)
         self.steps = 0
         self.env: Any = None if like.env is None else RemoteEnv(self._label, observe)
-        self.fresh = True
+        self.needs_seed = True
         self.signal: str | None = None
         self.quota_steps: int | None = None
         self.quota_episodes: int | None = None

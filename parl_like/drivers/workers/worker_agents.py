@@ -245,7 +245,7 @@ class WorkerPool(AgentPool):
                 self._observe()
         except Exception as second:  # noqa: BLE001  building it failed, too
             return self._again(agent, second)
-        agent.fresh = True
+        agent.needs_seed = True
         return True
 
     @property

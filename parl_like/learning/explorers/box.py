@@ -70,10 +70,10 @@ class SquashedGaussian(Gaussian):
         return super().draw(rng, 0, n)
 
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
-        fresh = super().draw(rng, step, n)
+        drawn = super().draw(rng, step, n)
         if self.kept is None:
-            return fresh
-        self.memory = np.float32(self.correlation) * self.memory + np.float32(math.sqrt(1.0 - self.correlation**2)) * fresh
+            return drawn
+        self.memory = np.float32(self.correlation) * self.memory + np.float32(math.sqrt(1.0 - self.correlation**2)) * drawn
         return self.memory
 
     def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
