@@ -2,7 +2,7 @@
 own, `thinker.make(…, ray_obj=…)`, in whatever process it is; all of them plan with, and teach, the one model of
 `thinker.ray_init(…)`.
 
-`robots.thinker` has the same two tasks in one robot, and resumes exactly. Here the model's replays are its makers'; checkpoints
+`robots.thinker` has the same two tasks in one robot, and resumes exactly. Here the model's replays are its clients'; checkpoints
 hold its networks, optimiser and counters, and after a resume the replays are filled anew. Evaluations plan with the model and
 teach it nothing. Where a run is only looked at, the model is in this process, and there is no Ray.
 """
@@ -57,8 +57,8 @@ class Config(thinker.Config, frozen=True, kw_only=True):
                 "return_x": self.see_x, "base_seed": self.seed, "min_replay_ratio": 0.0, "savedir": ""}
 
 
-class Maker(VectorWrapper[Any, Any, Any, Any, Any]):
-    """A maker's environments; tells them what the agent's actions were drawn from."""
+class ClientEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
+    """A client's environments; tells them what the agent's actions were drawn from."""
 
     def __init__(self, env: VectorEnv[Any, Any, Any], agent: VectorAgent) -> None:
         super().__init__(env)
@@ -72,21 +72,21 @@ class Maker(VectorWrapper[Any, Any, Any, Any, Any]):
 
 
 class Actor(VectorAgent):
-    """Acts in a maker's environments; the maker stores for the model, the agent for the planner."""
+    """Acts in a client's environments; the client stores for the model, the agent for the planner."""
 
     def join(self, make: Any) -> None:
-        super().join(lambda: Maker(make(), self))
+        super().join(lambda: ClientEnvs(make(), self))
 
     def remember(self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
         self.helpers["plan"].store(obs, act, rew, self.env.obs_next, terminated, truncated, info, self.env.valid)
 
 
 def _built_already() -> Algorithm:
-    raise RuntimeError("the first maker builds the model")
+    raise RuntimeError("the first client builds the model")
 
 
 class Model(RayTask):
-    """The shared model as the robot sees it: it saves it, counts its updates, and ends it. It is none of its makers."""
+    """The shared model as the robot sees it: it saves it, counts its updates, and ends it. It is none of its clients."""
 
     def __init__(self, shared: SharedModel) -> None:
         super().__init__(ComputationTask(_built_already, AgentHelper, train=False), shared.actor)

@@ -6,7 +6,7 @@ of all agents. `planning: perfect` lets the environments themselves say where an
 actor-critic without a tree.
 
 `config` what can be set · `build` the tasks and the robot · `agent` who plans · `make` the interface of Thinker's own package ·
-`ray` one model for several makers · `view` pictures of plans.
+`ray` one model for several clients · `view` pictures of plans.
 """
 
 from parl_like.robots.thinker.agent import ThinkerAgent

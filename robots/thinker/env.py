@@ -27,7 +27,7 @@ from parl_like.data.storage.safe_files import open_file, read_file
 from parl_like.envs.thinker.augmented import AugmentedEnv
 from parl_like.envs.thinker.layout import Layout
 from parl_like.robots.thinker.config import ThinkerOptions
-from parl_like.robots.thinker.ray import Maker
+from parl_like.robots.thinker.ray import Client
 from parl_like.run.robot import Robot
 from parl_like.values.spec import Array
 
@@ -47,12 +47,12 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         source: The robot, or for wrapper_type 1 the environments.
         options: The options.
         folder: Where the run's files go; None: there are none.
-        maker: Its place at a shared model.
+        client: Its place at a shared model.
     """
 
     def __init__(self, source: Robot | VectorEnv[Any, Any, Any], options: ThinkerOptions, folder: Path | None,
-                 maker: Maker | None = None) -> None:
-        self.options, self.folder, self._maker, self._saved_at = options, folder, maker, time.monotonic()
+                 client: Client | None = None) -> None:
+        self.options, self.folder, self._client, self._saved_at = options, folder, client, time.monotonic()
         self.robot = source if isinstance(source, Robot) else None
         self._obs: Any = None  # what was shown last
         if isinstance(source, Robot):
@@ -126,17 +126,17 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
 
     @property
     def real_steps(self) -> int:
-        """So far, with those of the other makers of a shared model, of which its last reply told."""
+        """So far, with those of the other clients of a shared model, of which its last reply told."""
         return 0 if self.robot is None else self.robot.env_steps + getattr(self._task, "others", 0)
 
     def status(self) -> dict[str, Any]:
         """`processed_n` real steps so far, `model_warm_up_n` before the first update (also as `warm_up_n`), whether learning is
         `running` or has come to its `finish`, and `replay_ratio`, steps learned from per real step after the warm-up. Of a shared
-        model: of all its makers."""
+        model: of all its clients."""
         o, n, warm, updates = self.options, self.real_steps, self.options.model_warm_up_n, 0
         if self.robot is not None:
             warm = self._agent.helpers["model"].warmup if o.learns else warm
-            warm, updates = warm * getattr(self._task, "makers", 1), self._task.algorithm.updates
+            warm, updates = warm * getattr(self._task, "clients", 1), self._task.algorithm.updates
         finish = n >= o.total_steps
         ratio = updates * o.model_batch_size * o.model_unroll_len / max(n - warm + 1, 1)
         return {"processed_n": n, "warm_up_n": warm, "model_warm_up_n": warm, "running": o.learns and n >= warm and not finish,
@@ -174,8 +174,8 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
             if self.robot is not None:
                 self.robot.close()
             self.env.close(**kwargs)
-            if self._maker is not None:
-                self._maker.leave()
+            if self._client is not None:
+                self._client.leave()
 
     def _check_open(self) -> None:
         if self.env.closed:

@@ -41,7 +41,7 @@ from parl_like.robots.thinker.agent import ThinkerAgent
 from parl_like.robots.thinker.build import REFUSALS, frames_of, log, note_on_frames, same_step_envs, world_model
 from parl_like.robots.thinker.config import CLUSTER, ThinkerOptions, layer, published
 from parl_like.robots.thinker.env import LearningEnv, ThinkerEnv
-from parl_like.robots.thinker.ray import Maker, SharedModel, ray_init, seeds
+from parl_like.robots.thinker.ray import Client, SharedModel, ray_init, seeds
 from parl_like.run.robot import Robot
 
 __all__ = ["LearningEnv", "ThinkerEnv", "ThinkerOptions", "make", "ray_init"]
@@ -76,7 +76,7 @@ def make(
             actions, `step` of five or of four values. Its `frame_stack_n`, if any, says how many frames are stacked along C, of
             which the model imagines the newest. For wrapper_type 2 it must clone its state
             (`parl_like.envs.wrappers.clone_state`).
-        ray_obj: What `ray_init` gave, for a model that several makers share: it computes where `ray_init` said, and has the
+        ray_obj: What `ray_init` gave, for a model that several clients share: it computes where `ray_init` said, and has the
             options that `ray_init` took. None: a model of its own.
         env_n: Environments; None: 1, or those of the run that goes on.
         gpu: Whether the model computes, and tensors are returned, on CUDA; None: if there is any.
@@ -104,16 +104,16 @@ def make(
         raise ConfigError("thinker.make: wrapper_type 1 has no model to share; leave ray_obj out")
     device = torch.device("cuda" if gpu or (gpu is None and torch.cuda.is_available()) else "cpu")
     with ExitStack() as undo:
-        own = None  # mode 2 in a Ray actor is mode 3 with one maker
+        own = None  # mode 2 in a Ray actor is mode 3 with one client
         if ray_obj is None and o.parallel and o.wrapper_type != 1 and given.keys() & {*CLUSTER}:
             try:
                 own = undo.enter_context(ray_init(**{key: getattr(o, key) for key in CLUSTER}))
             except ImportError as error:
                 log.warning("thinker.make: the model learns in a thread, and %s mean nothing: %s", ", ".join(CLUSTER), error)
-        maker = None if (shared := ray_obj or own) is None else Maker(shared, o, own)
-        if maker is not None:
-            undo.callback(maker.leave)
-        writes = o.learns and bool(o.savedir) and (maker is None or maker.rank == 0)
+        client = None if (shared := ray_obj or own) is None else Client(shared, o, own)
+        if client is not None:
+            undo.callback(client.leave)
+        writes = o.learns and bool(o.savedir) and (client is None or client.rank == 0)
         if writes and o.xpid and not o.ckp and _holds_run(Path(o.savedir, o.xpid)):
             raise ConfigError(f"thinker.make: there is a run in {Path(o.savedir, o.xpid)}; ckp=True goes on with it, another "
                               "xpid begins a new one")
@@ -131,13 +131,13 @@ def make(
         if saved and saved.get("spaces") != spaces:
             raise ConfigError(_differs(o, "name" if env_fn is None else "env_fn", saved.get("spaces"), spaces))
         with rule.in_force() if rule else nullcontext(), bounded(o, most):
-            source = envs if o.wrapper_type == 1 else _robot(o, envs, again, device, maker)
+            source = envs if o.wrapper_type == 1 else _robot(o, envs, again, device, client)
         folder = _folder(o) if writes else None
         if folder is not None:
             o = msgspec.structs.replace(o, xpid=folder.name)
             clean_partial(folder)
             replace_file(folder / "config_c.yaml", dump_yaml({"spaces": spaces, **o.given()}).encode())
-        vector = LearningEnv(source, o, folder, maker)
+        vector = LearningEnv(source, o, folder, client)
         undo.pop_all()
     return ThinkerEnv(vector, o, device)
 
@@ -216,7 +216,7 @@ class _Caller(ThinkerAgent):
 
 
 def _robot(
-    o: ThinkerOptions, envs: VectorEnv[Any, Any, Any], again: Callable[[], Any], device: torch.device, maker: Maker | None,
+    o: ThinkerOptions, envs: VectorEnv[Any, Any, Any], again: Callable[[], Any], device: torch.device, client: Client | None,
 ) -> Robot:
     n, rows, perfect = o.env_n, o.model_unroll_len + o.model_return_n + 3, o.wrapper_type == 2
     if o.train_model and o.model_buffer_n // n < rows:
@@ -233,11 +233,11 @@ def _robot(
         o, envs.single_observation_space, envs.single_action_space, perfect=perfect, return_h=o.return_h, return_x=o.return_x,
         frame_stack=frames, learns=o.train_model, on_error="fail_batch", piece=o.buffer_traj_len * n,
         curious=o.cur_enable,
-        device=device if maker is None else torch.device(maker.model.device))
+        device=device if client is None else torch.device(client.model.device))
     planning["test_K"] = o.test_rec_t if o.test_rec_t > 0 else None
     seed, made = o.base_seed, [envs]
-    if maker is not None:
-        task, seed = maker.share(task, o, envs), seeds(o.base_seed, maker.rank)[0]
+    if client is not None:
+        task, seed = client.share(task, o, envs), seeds(o.base_seed, client.rank)[0]
     try:
         robot = Robot(
             lambda: made.pop() if made else again(), tasks={"model": task}, seed=seed,
@@ -247,7 +247,7 @@ def _robot(
         if not perfect:
             raise
         raise ConfigError(f"thinker.make: wrapper_type=2: {str(error).removeprefix('perfect model: ')}") from error
-    if (o.ckp or o.preload) and (maker is None or maker.rank == 0):
+    if (o.ckp or o.preload) and (client is None or client.rank == 0):
         folder = Path(o.savedir, o.xpid) if o.ckp else Path(o.preload)
         left_out = robot.load(folder / "checkpoint", partial=not (o.ckp and o.train_model))
         if left_out:

@@ -5,7 +5,7 @@
     def actor(ray_obj):
         with thinker.make("Sokoban-v0", env_n=16, ray_obj=ray_obj) as env: ...
 
-The model is a computation task in an actor of its own (`parl_like.drivers.ray.tasks`). Every maker has its environments, its
+The model is a computation task in an actor of its own (`parl_like.drivers.ray.tasks`). Every client has its environments, its
 trees and its replay; it learns in its own rhythm, but what it learns from changes the one model, and every prediction comes from
 that.
 """
@@ -31,7 +31,7 @@ from parl_like.tasks.row_slots import Owner, Places
 from parl_like.tasks.task import ComputationTask
 
 OWN = {"ckp", "savedir", "xpid", "preload", "parallel", "name", "env_n", "profile", "buffer_traj_len", *CLUSTER}
-"""Options in which makers of one shared model may differ; and later ones may leave learning to the others (train_model)."""
+"""Options in which clients of one shared model may differ; and later ones may leave learning to the others (train_model)."""
 
 
 NOBODY = -1
@@ -39,16 +39,16 @@ NOBODY = -1
 
 
 class ModelActor(TaskActor):
-    """The shared task, and who its makers are: each has a rank, the lowest that is free when it comes."""
+    """The shared task, and who its clients are: each has a rank, the lowest that is free when it comes."""
 
     def __init__(self) -> None:
-        self.steps: dict[int, int] = {}  # rank → real steps of that maker
-        self.left = 0  # real steps of makers that have left
+        self.steps: dict[int, int] = {}  # rank → real steps of that client
+        self.left = 0  # real steps of clients that have left
         self.owners: dict[int, Owner] = {}
         self.options: dict[str, Any] = {}
 
     def enter(self, options: dict[str, Any]) -> tuple[int, dict[str, Any]]:
-        """A new maker's rank, and the options of the first one."""
+        """A new client's rank, and the options of the first one."""
         if not self.steps and not hasattr(self, "task"):
             self.options = options
         rank = next(number for number in count() if number not in self.steps)
@@ -60,12 +60,12 @@ class ModelActor(TaskActor):
         del self.owners[rank]
 
     def claim(self, rank: int, n: int) -> int:
-        """See `Places.claim`; the rows are the maker's until it leaves."""
+        """See `Places.claim`; the rows are the client's until it leaves."""
         return self.task.places.claim(self.owners[rank], n)
 
     def serve(self, rank: int, steps: int, method: str, arguments: tuple[Any, ...],
               options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """A call of a maker that has made so many real steps: the learning rate follows those of all."""
+        """A call of a client that has made so many real steps: the learning rate follows those of all."""
         if rank != NOBODY:  # an update may be heard after calls that were made after it
             self.steps[rank] = steps if method == "load_state_dict" else max(steps, self.steps[rank])
         if method == "load_state_dict":
@@ -80,7 +80,7 @@ class ModelActor(TaskActor):
         return self.left + sum(self.steps.values())
 
     def facts(self) -> dict[str, Any]:
-        return {**super().facts(), "real_steps": self.real_steps, "makers": len(self.steps)}
+        return {**super().facts(), "real_steps": self.real_steps, "clients": len(self.steps)}
 
 
 class _SharedPlaces(Places):
@@ -96,11 +96,11 @@ class _SharedPlaces(Places):
 
 
 class SharedTask(RayTask):
-    """One maker's face of the shared model."""
+    """One client's face of the shared model."""
 
     def __init__(self, task: ComputationTask, actor: Any, rank: int) -> None:
         super().__init__(task, actor)
-        self.rank, self.others, self.makers = rank, 0, 1
+        self.rank, self.others, self.clients = rank, 0, 1
         self.places = _SharedPlaces(self)
 
     def _send(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -109,7 +109,7 @@ class SharedTask(RayTask):
 
     def _note(self, facts: Mapping[str, Any]) -> None:
         super()._note(facts)
-        self.others, self.makers = max(facts["real_steps"] - self._env_steps, 0), facts["makers"]
+        self.others, self.clients = max(facts["real_steps"] - self._env_steps, 0), facts["clients"]
 
 
 class SharedModel:
@@ -117,7 +117,7 @@ class SharedModel:
 
     Attributes:
         device: Where the model computes.
-        options: Options of its makers.
+        options: Options of its clients.
     """
 
     def __init__(self, actor: Any, device: str, options: Mapping[str, Any], open_here: bool = False) -> None:
@@ -128,7 +128,7 @@ class SharedModel:
         return SharedModel, (self.actor, self.device, self.options)
 
     def close(self) -> None:
-        """Ends the model, after its makers; a local instance of Ray that `ray_init` started ends, too, unless others use it."""
+        """Ends the model, after its clients; a local instance of Ray that `ray_init` started ends, too, unless others use it."""
         if self._open:
             self._open = False
             with suppress(the_ray().exceptions.RayError):
@@ -142,11 +142,11 @@ class SharedModel:
         self.close()
 
 
-class Maker:
-    """One maker's place at a shared model; `own`: the same model, if it ends with this maker.
+class Client:
+    """One client's place at a shared model; `own`: the same model, if it ends with this client.
 
     Raises:
-        ConfigError: the first maker had other options.
+        ConfigError: the first client had other options.
     """
 
     def __init__(self, model: SharedModel, o: ThinkerOptions, own: SharedModel | None = None) -> None:
@@ -160,7 +160,7 @@ class Maker:
                                   f"of one model have the same options")
 
     def share(self, task: ComputationTask, o: ThinkerOptions, envs: VectorEnv[Any, Any, Any]) -> SharedTask:
-        """The task as it is shared; built now, if this maker is the first to."""
+        """The task as it is shared; built now, if this client is the first to."""
         task.name = "model"
         shared = SharedTask(task, self.model.actor, self.rank)
         shared.build(seeds(o.base_seed, self.rank)[1])
@@ -186,7 +186,7 @@ class Maker:
 
 
 def model_here(device: str, **options: Any) -> SharedModel:
-    """As `ray_init`, but the model is in this process, as its makers are, and there is no Ray."""
+    """As `ray_init`, but the model is in this process, as its clients are, and there is no Ray."""
     given = published(options)
     resolve(ThinkerOptions, given)
     return SharedModel(Here(ModelActor), device, given)
@@ -197,11 +197,11 @@ def ray_init(
 ) -> SharedModel:
     """Connects to Ray, and starts the actor of a world model that several `make(ray_obj=…)` share.
 
-    Options are those of all makers, which need say nothing but what they are to have for themselves: environments, and perhaps
+    Options are those of all clients, which need say nothing but what they are to have for themselves: environments, and perhaps
     `ckp`, `savedir`, `xpid`, `preload`, `parallel`. Who comes first builds the model; the others wait for it, and in other
-    options must agree. `total_steps` and the learning rate follow the real steps of all makers; `model_warm_up_n` and
-    `model_buffer_n` are those of each. The maker of rank 0 alone writes files, and goes on with them: with its own replay and the
-    model. A maker that dies disturbs nobody; when this process ends, so does the model.
+    options must agree. `total_steps` and the learning rate follow the real steps of all clients; `model_warm_up_n` and
+    `model_buffer_n` are those of each. The client of rank 0 alone writes files, and goes on with them: with its own replay and
+    the model. A client that dies disturbs nobody; when this process ends, so does the model.
 
     Of the options, these are about Ray: `gpu_learn`, the share of a GPU for the model, if the cluster has any; and of a new
     instance `ray_mem`, gigabytes of its object store (below 0: 0.27), `ray_cpu` and `ray_gpu`, what it may use (below 0: what

@@ -1,4 +1,4 @@
-"""Mode 3 of Thinker: makers in several Ray actors that share one world model."""
+"""Mode 3 of Thinker: clients in several Ray actors that share one world model."""
 
 import os
 import sys
@@ -71,8 +71,8 @@ def weights(env):
     return [Model.weights_hash(network) for network in env.robot.tasks["model"].algorithm.networks().values()]
 
 
-class Maker:
-    """A maker in a Ray actor."""
+class Client:
+    """A client in a Ray actor."""
 
     def __init__(self, mark, ray_obj, options, bare=False):
         made = thinker_make.make if bare else make
@@ -95,8 +95,8 @@ class Maker:
         self.env.close()
 
 
-def maker(mark, ray_obj, **options):
-    return ray.remote(Maker).options(num_cpus=0).remote(mark, ray_obj, options)
+def client(mark, ray_obj, **options):
+    return ray.remote(Client).options(num_cpus=0).remote(mark, ray_obj, options)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -142,11 +142,11 @@ def test_an_update_that_is_heard_late_takes_no_steps_back():
 
 
 def test_mode_3_as_the_document_has_it(monkeypatch):
-    """The configuration goes to ray_init; makers, also in other processes, say only what is theirs."""
+    """The configuration goes to ray_init; clients, also in other processes, say only what is theirs."""
     options = {key: value for key, value in SMALL.items() if key not in ("env_n", "gpu")}
     with thinker_make.ray_init(**{**options, "gpu_learn": 0.5, "rec_t": 6}) as ray_obj:
         with thinker_make.make(env_fn=Walk, env_n=3, gpu=False, ray_obj=ray_obj) as env_1:
-            other = ray.remote(Maker).options(num_cpus=0).remote(2.0, ray_obj, {"env_n": N}, bare=True)
+            other = ray.remote(Client).options(num_cpus=0).remote(2.0, ray_obj, {"env_n": N}, bare=True)
             assert ray.get(other.rank.remote()) == 1
             assert (env_1.options.rec_t, env_1.options.model_batch_size, env_1.env_n) == (6, 8, 3)
             assert env_1.reset()["tree_reps"].shape == (3, 10 * A + 6 + 9)
@@ -186,7 +186,7 @@ def test_mode_2_learns_in_an_actor_of_its_own(options):
 
 @pytest.mark.slow
 def test_two_actors_learn_one_model_from_rows_of_both_and_one_may_die(ray_obj):
-    both = [maker(mark, ray_obj) for mark in (1.0, 2.0)]
+    both = [client(mark, ray_obj) for mark in (1.0, 2.0)]
     assert sorted(ray.get([m.rank.remote() for m in both])) == [0, 1]
     before, _ = ray.get(both[0].weights.remote())
     statuses = ray.get([m.play.remote(30) for m in both])
@@ -206,14 +206,14 @@ def test_two_actors_learn_one_model_from_rows_of_both_and_one_may_die(ray_obj):
     n = ray.get(both[1].play.remote(10))["processed_n"] - N * 40
     assert N * 30 <= n <= N * 31  # its last step may not have been told
     assert ray.get(both[1].weights.remote())[1] > version
-    third = maker(3.0, ray_obj)
+    third = client(3.0, ray_obj)
     assert ray.get(third.rank.remote()) == 2  # nobody sits in the place of the dead, whose hidden states may be still asked for
     ray.get([both[1].close.remote(), third.close.remote()])
 
 
 @pytest.mark.slow
 def test_each_maker_has_hidden_states_of_its_own(ray_obj):
-    """Trees of two makers that step by turns are those of a maker that is alone."""
+    """Trees of two clients that step by turns are those of a client that is alone."""
     untrained = {"ray_obj": ray_obj, "train_model": False, "model_zero_init": False}
     with make(1.0, **untrained) as env:
         env.reset(seed=1)

@@ -51,14 +51,14 @@ def trained():
 
 def test_actors_share_a_model():
     with trained() as robot:
-        makers = [agent.env.env for agent in robot.agents]
-        ranks = [maker.robot.tasks["model"].rank for maker in makers]
-        own = [maker.robot.tasks["model"].version for maker in makers]
+        clients = [agent.env.env for agent in robot.agents]
+        ranks = [client.robot.tasks["model"].rank for client in clients]
+        own = [client.robot.tasks["model"].version for client in clients]
         counts = robot.counters()
         # Each has made 60 real steps or more: 30 to warm up, then an update every 16 rows.
         assert ranks == [0, 1] and counts["updates/plan"] >= 4 and counts["updates/model"] == max(own) >= 4
         assert counts["rows/model"] == 4 * counts["updates/model"]
-        stored = [maker.robot.buffers["model"].get(slice(None), "action_prob") for maker in makers]
+        stored = [client.robot.buffers["model"].get(slice(None), "action_prob") for client in clients]
         assert all(len(rows) >= 60 and 0 < rows.min() and rows.max() < 1 for rows in stored)  # the actor's word, not one-hot
         before, result, after = weights(robot), robot.evaluate(2, seed=1), weights(robot)
         assert result.n_episodes == 2 and all(np.array_equal(before[name], after[name]) for name in before)
