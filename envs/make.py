@@ -129,7 +129,7 @@ def _bounded(space: gym.Space[Any], clip: bool, rescale: bool) -> tuple[gym.Spac
 
 
 class OldStyle(gym.Env[Any, Any]):
-    """An environment of the API before gymnasium, as one of today's; each of its habits is dealt with only where it has it.
+    """An environment of the API before gymnasium, as one of today's; each of its habits is translated only where it has it.
 
     `step` may return four values, see `five_values`.
     `reset` may return the observation alone, and know neither `seed` (then `env.seed(seed)` is called, if there is one) nor

@@ -1,4 +1,4 @@
-"""parl_like.models: the networks that come with the house; each is a `Model`, see parl_like/learning/model.py for what algorithms
+"""parl_like.models: the networks of this package; each is a `Model`, see parl_like/learning/model.py for what algorithms
 call."""
 
 if __name__ != "parl_like.models":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 import sys
+import tokenize
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,10 @@ LIMIT = 30
 NO_SUBJECT = re.compile(r"(Of|What|Whether|Who|How|Where|Those)\b")
 OLD_WORDS = re.compile(r"\b(lessons?|crews?|shelf|shelves|seams?|dealt|house)\b", re.IGNORECASE)
 """Private words of earlier versions; docs/glossary.md has the words that took their place."""
+
+OLD_NAMES = {"lesson", "lessons", "crew", "crews", "shelf", "shelves", "seam", "seams", "card", "cards", "dealt", "introduce",
+             "meet", "usual", "fresh"}
+"""Words that no name of the package may have in it; games of cards may."""
 
 _FENCE = re.compile(r"^[ ]*```.*?^[ ]*```[ ]*$", re.DOTALL | re.MULTILINE)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
@@ -80,6 +85,34 @@ def docstrings_without_subject() -> list[str]:
     """Return "file: line" of each docstring that begins with a word of `NO_SUBJECT`."""
     return [f"{path.relative_to(ROOT)}: {text.splitlines()[0]}" for path in sources()
             for text in _docstrings(ast.parse(path.read_text(encoding="utf-8"))) if NO_SUBJECT.match(text)]
+
+
+def old_names() -> list[str]:
+    """Return "file: name" of each name of the package that has a word of `OLD_NAMES`, split at underscores and capitals."""
+    found = set()
+    for path in sources():
+        if path.relative_to(ROOT).parts[0] in ("benchmarks", "envs"):
+            continue  # their cards are those of games, and of scores
+        with path.open("rb") as file:
+            names = {one.string for one in tokenize.tokenize(file.readline) if one.type == tokenize.NAME}
+        found |= {f"{path.relative_to(ROOT)}: {name}" for name in names if OLD_NAMES & set(words_of(name))}
+    return sorted(found)
+
+
+def words_of(name: str) -> list[str]:
+    """Return the words of a name, in small letters: `_TaskCard` → task, card."""
+    return [word.lower() for word in re.findall(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])", name)]
+
+
+def old_words_in_code() -> list[str]:
+    """Return "file: word" of each word of `OLD_WORDS` in a docstring or a comment."""
+    found = set()
+    for path in sources():
+        with path.open("rb") as file:
+            comments = [one.string for one in tokenize.tokenize(file.readline) if one.type == tokenize.COMMENT]
+        texts = [*_docstrings(ast.parse(path.read_text(encoding="utf-8"))), *comments]
+        found |= {f"{path.relative_to(ROOT)}: {word}" for text in texts for word in old_words(text)}
+    return sorted(found)
 
 
 def _docstrings(tree: ast.Module) -> Iterator[str]:

@@ -67,6 +67,14 @@ def test_docstrings_begin_with_a_verb_or_a_noun():
     assert prose.docstrings_without_subject() == []
 
 
+def test_old_words_are_in_no_name_of_the_package():
+    assert prose.old_names() == []
+
+
+def test_old_words_are_in_no_docstring_and_no_comment():
+    assert prose.old_words_in_code() == []
+
+
 # ------------------------------------------------------------------------------------------------------ the reader itself
 
 
@@ -97,3 +105,8 @@ def test_a_long_sentence_and_an_old_word_are_found():
     assert prose.old_words("A lesson of the crew; `Lessons` is code.\n\n| a seam |\n") == ["crew", "lesson", "seam"]
     text = "What it is. Of two one. Is it so? Who asks?\n\n- Where it is so, it is.\n"
     assert prose.without_subject(text) == ["What it is.", "Of two one."]
+
+
+def test_a_name_is_divided_into_words():
+    assert prose.words_of("_TaskCard") == ["task", "card"] and prose.words_of("is_USUAL2") == ["is", "usual"]
+    assert prose.words_of("discard") == ["discard"] and prose.words_of("MLPActorQ") == ["mlp", "actor", "q"]

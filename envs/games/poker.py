@@ -119,7 +119,7 @@ class LeducState(State):
     """A position of Leduc poker: the history is two private cards, actions, the public card, actions."""
 
     def _parts(self) -> tuple[list[int], list[list[int]]]:
-        """The cards dealt so far, those of the players first; the actions of both rounds."""
+        """The cards given out so far, those of the players first; the actions of both rounds."""
         private, rest = self.history[:2], self.history[2:]
         end = next((k for k in range(2, len(rest)) if rest[k - 1] == 1), len(rest))  # a call that answers ends a round
         return private + rest[end:end + 1], [rest[:end], rest[end + 1:]]
