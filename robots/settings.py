@@ -92,7 +92,7 @@ class Setting:
 
 
 def named(kind: str, name: str) -> Any:
-    """The class of this name among the parts of a kind; `module:Name` is one of the user's own.
+    """The class of this name among the parts of a kind; `module:Name` is one of the user's.
 
     Raises:
         ConfigError: there is none, the nearest is named; or a run directory may not ask for it.

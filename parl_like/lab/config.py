@@ -75,7 +75,7 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         eval_every: Environment steps between two evaluations while training, the first before it; 0: only the one at the end.
         stop_score: Training ends when an evaluation's score reaches this.
         eval_score: The score of an evaluation, by which one is the best: one of its numbers (`success_rate`), or a function
-            `score(robot, episodes) -> float` of the user's own, by name or as `module:name`; empty: as the robot has it, else the
+            `score(robot, episodes) -> float` of the user's, by name or as `module:name`; empty: as the robot has it, else the
             mean return.
         torch_threads: Threads of one torch operation on the CPU; more than one slows small networks down.
         tensorboard: Also write TensorBoard files, where the extra `tb` is installed.

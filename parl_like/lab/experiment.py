@@ -177,7 +177,7 @@ def is_registered(name: str) -> bool:
     return name in _registered
 
 
-def own_modules() -> list[ModuleType]:
+def users_modules() -> list[ModuleType]:
     """Modules of the user's with experiments that this process knows of."""
     return [*(one.module for one in _brought.values()), *_modules.values()]
 

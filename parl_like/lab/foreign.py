@@ -3,7 +3,7 @@ else.
 
 `Foreign` is the rule by which names are resolved while such a directory is in use. Names of classes, functions and environments
 are looked up among what this process has registered; a module is imported for one only where the user has typed it again. That
-holds for whatever code asks for an import, also for that of environments and of robots of the user's own: the rule stands before
+holds for whatever code asks for an import, also for that of environments and of the user's robots: the rule stands before
 Python's finders of modules, too. What goes to code that is neither ours nor gymnasium's is typed again as well, unless the user
 has run this very configuration before.
 """
@@ -42,8 +42,8 @@ class Foreign:
 
     Args:
         file: Its configuration, for messages. tree: What that holds.
-        given: Layers of values that the user has typed, or whose module he has had imported.
-        ran: He has run this configuration before.
+        given: Layers of values that the user has typed, or whose module was imported by their order.
+        ran: The user has run this configuration before.
         alone: The run is only looked at, so its robot needs no other process.
     """
 
@@ -102,7 +102,7 @@ class Foreign:
     def in_force(self) -> Iterator[None]:
         """While this lasts the working directory is not searched for modules, unless the user's own code is there."""
         before = list(sys.path)
-        here, keep = os.path.realpath("."), {os.path.realpath(folder) for folder in map(_folder_of, _own()) if folder}
+        here, keep = os.path.realpath("."), {os.path.realpath(folder) for folder in map(_folder_of, _users_modules()) if folder}
         if here not in keep:
             sys.path[:] = [folder for folder in before if os.path.realpath(folder or ".") != here]
         finder: Any = self
@@ -134,9 +134,9 @@ def _maker(id: str) -> str:
     return (entry if isinstance(entry, str) else getattr(entry, "__module__", "")).partition(":")[0].partition(".")[0]
 
 
-def _own() -> list[ModuleType]:
+def _users_modules() -> list[ModuleType]:
     """The user's own modules: the script that runs, those that have registered experiments, and this package."""
-    return [sys.modules["__main__"], sys.modules[_OURS], *experiments.own_modules()]
+    return [sys.modules["__main__"], sys.modules[_OURS], *experiments.users_modules()]
 
 
 def _folder_of(module: ModuleType) -> str:

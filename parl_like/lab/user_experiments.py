@@ -1,10 +1,10 @@
-"""Experiments of the user's own: a file, or a module of a package, that registers some; and which of them a run directory may
+"""The user's experiments: a file, or a module of a package, that registers some; and which of them a run directory may
 have imported again.
 
 A run directory is not trusted, so its run.json can name a file and that file's hash, but neither says that the file is the
 user's: whoever made the one may have made the other. What does is that the user has named this file, with this content, on a
 command line before. The hashes of these are kept in the user's own directory (`$XDG_STATE_HOME/parl_like/imported`), and beside
-them those of the configurations that he has run (`ran`).
+them those of the configurations that the user has run (`ran`).
 """
 
 from __future__ import annotations
@@ -106,14 +106,14 @@ def candidates(name: str, catalogue: Sequence[str] = ()) -> tuple[str, dict[str,
         ConfigError: the module cannot be imported, or may not (`parl_like.values.names`).
     """
     module, colon, inside = name.rpartition(":")
-    if colon and not is_own(module):
+    if colon and not is_users(module):
         names.check(name)
     try:
         modules = [module_of(module)] if colon else [importlib.import_module(one) for one in catalogue]
     except ImportError as error:
         raise ConfigError(f"Config: {name!r}: {error}") from None
     found: dict[str, Any] = {}
-    for one in [*([] if colon else experiments.own_modules()), *modules]:
+    for one in [*([] if colon else experiments.users_modules()), *modules]:
         found = {**vars(one), **found}
     return inside, found
 
@@ -148,9 +148,9 @@ def code_hash(name: str, ours: str) -> str:
     return hashlib.sha256(ours.encode() + _content(module.__file__)).hexdigest()[: len(ours)]
 
 
-def is_own(module: str) -> bool:
+def is_users(module: str) -> bool:
     """Return whether a module has been imported, and belongs to the user's experiments."""
-    roots = {one.__name__.partition(".")[0] for one in experiments.own_modules()}
+    roots = {one.__name__.partition(".")[0] for one in experiments.users_modules()}
     return module in sys.modules and module.partition(".")[0] in roots
 
 
@@ -261,7 +261,7 @@ def _mark(path: str, content: bytes) -> str:
 
 
 def _marks(kind: str) -> list[str]:
-    """Hashes that are kept in the user's own directory: of files `imported`, of configurations that he `ran`."""
+    """Hashes that are kept in the user's directory: of files `imported`, of configurations that the user `ran`."""
     with suppress(OSError, ValueError):
         return read_named(_state() / kind, limit=MAX_BYTES).decode("ascii").split()
     return []

@@ -71,7 +71,7 @@ class ModelActor(TaskActor):
         if method == "load_state_dict":
             self.left = arguments[0].get("others", 0)
         out, facts = self.call(method, arguments, options, self.real_steps)
-        if method == "state_dict":  # for a checkpoint of somebody who has his own steps
+        if method == "state_dict":  # for a checkpoint of somebody who has steps of their own
             out = {**out, "others": self.real_steps - self.steps.get(rank, 0)}
         return out, facts
 

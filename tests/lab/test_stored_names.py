@@ -124,7 +124,7 @@ def test_modules_of_the_working_directory_are_not_found_unless_the_user_s_own_co
     assert sys.path == [*before, "added"]
     mine = type(sys)("mine")
     mine.__file__ = str(Path.cwd() / "mine.py")
-    monkeypatch.setattr(experiments, "own_modules", lambda: [mine])
+    monkeypatch.setattr(experiments, "users_modules", lambda: [mine])
     with rule.in_force():
         assert "" in sys.path
 

@@ -60,7 +60,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Times are ISO 8601 in UTC; `process_started` (of `lab.lock`) tells a pid from its reuse;
     `differs`: dotted key → value, where the configuration is not that of the experiment; `evaluated`: `step` and `score` of the
     last evaluation while training, `best_step` and `best` of the best one, if there was one; `source`: what had registered an
-    experiment of the user's own."""
+    experiment of the user's."""
 
     name: str
     experiment: Name

@@ -1,8 +1,8 @@
 """From a run directory to a configuration that a robot is built of.
 
 The directory may come from somebody else. What its texts may name, `parl_like.lab.foreign` says. What its configuration has of
-machines counts only where the user has said it, too: when the run is looked at there is no driver, and when it goes on, he has
-typed these options again or has run this very configuration before (`own.has_run`).
+machines counts only where the user has said it, too: when the run is looked at there is no driver, and when it goes on, the
+user has typed these options again or has run this very configuration before (`user_experiments.has_run`).
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def to_resume(run: RunDir, overrides: Mapping[str, Any] | None, source: str) -> 
 
 
 def remember(run: RunDir) -> None:
-    """The user himself runs this: he need not type again what the configuration says of machines and to code of others."""
+    """Remember that the user has run this, and need not type again what the configuration says of machines and to others' code."""
     user_experiments.remember_run(run.read("config.yaml"))
 
 
