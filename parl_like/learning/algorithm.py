@@ -293,7 +293,7 @@ class Algorithm(Guarded):
         return self._asks(task, inputs)
 
     def follow(self, env_steps: int) -> None:
-        """Told before each update how many steps the robot's environments have made, for schedules that go by them."""
+        """Note, before each update, how many steps the robot's environments have made, for schedules that go by them."""
 
     def row_learner(self) -> Any:
         """For `OnlineHelper`: a compiled twin of this algorithm for single rows of numbers, made anew. None: there is none, and

@@ -75,12 +75,12 @@ class Stepper:
             raise ValueError(f"{self.owner}: the schedule of the learning rate begins at 0, and a group of parameters at "
                              f"{self._largest}, which is no share of it; begin above 0, or give all groups the schedule's rate")
 
-    def step(self, updates: int) -> None:
-        """With the rate that goes with so many updates."""
+    def step(self, steps: int) -> None:
+        """Take an optimiser step, with the rate that goes with so many steps."""
         lr = rate(self.algorithm, self.loss.lr)
         if callable(lr):
             self._check_shares()
-            self._set(lr(updates))
+            self._set(lr(steps))
             self.rate = None
         else:
             self.follow(lr)
@@ -200,7 +200,7 @@ class Optimization:
             fault, out = None, {}
         algorithm.updates += taken
         done, lost = (values, out) if taken else ({}, {**values, **out})
-        return _told(done), taken, _told(lost), fault
+        return _plain_values(done), taken, _plain_values(lost), fault
 
     def _check_names(self, out: Mapping[str, Any]) -> None:
         """Refuse a mapping without a loss that was meant to have one."""
@@ -291,7 +291,7 @@ def _parts(out: Any) -> Iterator[Mapping[str, Any]]:
         yield out
 
 
-def _told(out: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_values(out: Mapping[str, Any]) -> dict[str, Any]:
     return {name: _plain(value) for name, value in out.items()}
 
 

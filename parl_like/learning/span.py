@@ -36,7 +36,7 @@ class Span:
         self.ends: list[int] = []
         self.names: list[str] = []
         self._counts: list[Callable[[int], float]] = []  # these stay in the robot's process
-        self._told = False
+        self._warned = False
         self._key = key or uuid4().hex
         _SPANS[self._key] = self
 
@@ -54,7 +54,7 @@ class Span:
 
     def stretch(self, robot: Any, steps: int) -> None:
         """Lets the whole run have so many environment steps; also for tasks and agents of `robot` that are elsewhere."""
-        self.steps, self.settled, self._told = steps, True, False
+        self.steps, self.settled, self._warned = steps, True, False
         self.ends[:] = [_end(counts, steps) for counts in self._counts]
         if self.ends:
             for one in (*robot.tasks.values(), robot._driver):
@@ -64,8 +64,8 @@ class Span:
         """See `follow_run`; `steps` are those of the robot's environments at the end of the run."""
         if not self.settled and steps is not None:
             self.stretch(robot, steps)
-        elif self.ends and not self._told and (text := self._doubt(steps, whole)):
-            self._told = True
+        elif self.ends and not self._warned and (text := self._doubt(steps, whole)):
+            self._warned = True
             log.warning(text)
 
     def _doubt(self, steps: int | None, whole: bool) -> str:
@@ -123,8 +123,8 @@ class OverSpan(Linear):
 
 
 def follow_run(robot: Any, more: float | None, whole: bool = True) -> None:
-    """Told before a run. The first one with a known end sets the robot's span, unless the user did; a warning, once, says when
-    one ends at more than twice, or less than half of it.
+    """Note a run that begins. The first one with a known end sets the robot's span, unless the user did; a warning,
+    once, says when one ends at more than twice, or less than half of it.
 
     Args:
         more: Environment steps that the run will take; None: nobody knows.
