@@ -43,5 +43,5 @@ if [ -n "$checks" ] && ! wait "$checks"; then cat "$work/checks"; exit 1; fi
 tests=("$root/tests")
 for word in "$@"; do [ -e "$root/${word%%::*}" ] && { tests=(); break; }; done
 for word in "$@"; do if [ -e "$root/${word%%::*}" ]; then tests+=("$root/$word"); else tests+=("$word"); fi; done
-"$work/venv/bin/python" -m pytest -q -p no:cacheprovider -c "$root/pyproject.toml" --rootdir "$root" -o pythonpath= \
+"$work/venv/bin/python" -m pytest -q -p no:cacheprovider -c "$root/pyproject.toml" --rootdir "$root" -o pythonpath=tests/fakes \
     -n "${JOBS:-4}" --dist loadgroup "${tests[@]}"

@@ -1,4 +1,4 @@
-"""Sokoban's rules: golden games, the compiled boards against the plain ones of reference.py, state, seeds, arguments."""
+"""Sokoban's rules: golden games, the compiled boards against the plain ones of sokoban_twin.py, state, seeds, arguments."""
 
 import importlib.util
 import json
@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from sokoban_twin import ReferenceBoard
 
 from parl_like.envs.sokoban import SPRITES, Boards, Levels
 from parl_like.envs.sokoban.levels import from_text, to_text
-from parl_like.envs.sokoban.reference import ReferenceBoard
 
 SHARED = Path(os.environ.get("PARL_LIKE_SHARED", "")) if os.environ.get("PARL_LIKE_SHARED") else None
 needs_shared = pytest.mark.skipif(SHARED is None, reason="PARL_LIKE_SHARED does not name the folder with data/ and spec/")

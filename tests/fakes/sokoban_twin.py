@@ -1,4 +1,4 @@
-"""The rules once more, one board, plain Python on tile codes: what the tests hold the compiled boards against."""
+"""Sokoban's rules for one board, in plain Python on tile codes. The tests compare the compiled boards with it."""
 
 from __future__ import annotations
 
