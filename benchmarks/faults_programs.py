@@ -147,7 +147,7 @@ def resume(options: Any) -> Line:
                 {"equal": equal, "steps": n})
 
 
-class Asking(Agent):
+class PredictingOnce(Agent):
     """Predicts once."""
 
     def run(self) -> None:
@@ -167,7 +167,7 @@ def leak(options: Any) -> Line:
     me = psutil.Process()
 
     def cycle() -> None:
-        with Robot(tasks={"ledger": task}, agent=Asking, n_agents=2, driver=Processes(workers=2)) as robot:
+        with Robot(tasks={"ledger": task}, agent=PredictingOnce, n_agents=2, driver=Processes(workers=2)) as robot:
             robot.run()
 
     def holding() -> dict[str, int]:

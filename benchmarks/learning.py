@@ -38,7 +38,7 @@ import torch
 import parl_like.envs  # noqa: F401  # makes its ids known
 from benchmarks import learning_tianshou as tianshou
 from benchmarks.common import machine, report
-from benchmarks.learning_peers import Linear, Point, Sb3, first_start
+from benchmarks.learning_peers import LinearDecay, Point, Sb3, first_start
 from benchmarks.learning_tianshou import Tianshou
 from parl_like import Robot
 from parl_like.data.storage.safe_files import replace_file
@@ -109,7 +109,7 @@ gym.register("DiscretePendulum-v0", lambda: Discretize(gym.make("Pendulum-v1"), 
 CASES = {
     "ppo cartpole": Case(env="CartPole-v1", steps=100_000, mark=475, ours="ppo-cartpole", peer=Sb3(
         name="PPO", n_envs=8, settings={"n_steps": 32, "batch_size": 256, "gae_lambda": 0.8, "gamma": 0.98, "n_epochs": 20,
-                                        "ent_coef": 0.0, "learning_rate": Linear(1e-3), "clip_range": Linear(0.2)})),
+                                        "ent_coef": 0.0, "learning_rate": LinearDecay(1e-3), "clip_range": LinearDecay(0.2)})),
     "dqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="dqn-cartpole", peer=Sb3(
         name="DQN", settings=ZOO_DQN)),
     "qrdqn cartpole": Case(env="CartPole-v1", steps=50_000, mark=400, ours="qrdqn-cartpole", peer=Sb3(
@@ -193,8 +193,8 @@ CASES = {
     "sac lunar lander": Case(env="LunarLanderContinuous-v3", steps=500_000, mark=200, ours="sac-pendulum", changes={
         "hidden": [400, 300], "lr": {"start": 7.3e-4, "end": 0.0}, "tau": 0.01, "size": 1_000_000, "warmup": 10_000,
         "random_steps": 10_000}, peer=Sb3(name="SAC", settings={
-            "batch_size": 256, "learning_rate": Linear(7.3e-4), "buffer_size": 1_000_000, "tau": 0.01, "learning_starts": 10_000,
-            "policy_kwargs": {"net_arch": [400, 300]}})),
+            "batch_size": 256, "learning_rate": LinearDecay(7.3e-4), "buffer_size": 1_000_000, "tau": 0.01,
+            "learning_starts": 10_000, "policy_kwargs": {"net_arch": [400, 300]}})),
     "sac hopper": Case(env="Hopper-v5", steps=100_000, mark=1000, ours="sac-pendulum", changes={
         "hidden": [256, 256], "lr": 3e-4, "size": 1_000_000, "warmup": 10_000, "random_steps": 10_000}, peer=Sb3(
             name="SAC", settings={"learning_starts": 10_000})),

@@ -21,7 +21,7 @@ def first_start(seed: int) -> int:
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearDecay:
     """From `start` to 0: a schedule as stable-baselines3 has them, of the share of the run that is left."""
 
     start: float

@@ -66,7 +66,7 @@ class Still(gym.Env[Any, Any]):
         return self.obs, 0.0, False, False, {}
 
 
-class Asking(Agent):
+class TimedPredicting(Agent):
     """Predicts `n` times, and leaves what every tenth took in a file."""
 
     def __init__(self, n: int, folder: str) -> None:
@@ -231,7 +231,7 @@ def ppo(serve: Any = "central") -> ComputationTask:
 def asking(driver: Any, each: int, space: gym.Space[Any], task: Callable[[], ComputationTask]) -> tuple[float, float]:
     """Requests/s of the second run, whose workers are there, and the 99th percentile of a request's seconds."""
     with tempfile.TemporaryDirectory() as folder, Robot(
-        partial(Still, space), tasks={"RL": task()}, agent=partial(Asking, each, folder), n_agents=AGENTS, driver=driver,
+        partial(Still, space), tasks={"RL": task()}, agent=partial(TimedPredicting, each, folder), n_agents=AGENTS, driver=driver,
         mode="async",
     ) as robot:
         robot.run(StopWhen(lambda robot: False))

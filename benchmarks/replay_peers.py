@@ -72,7 +72,7 @@ class Ours:
         return batch
 
 
-class Tianshou:
+class TianshouBuffer:
     def __init__(self, kind: str, lanes: int = 1) -> None:
         from tianshou.data import Batch, PrioritizedReplayBuffer, PrioritizedVectorReplayBuffer, ReplayBuffer, VectorReplayBuffer
 
@@ -221,4 +221,4 @@ class Cpprb:
         return batch
 
 
-PEERS: dict[str, Any] = {"tianshou": Tianshou, "stable_baselines3": StableBaselines3, "torchrl": TorchRL, "cpprb": Cpprb}
+PEERS: dict[str, Any] = {"tianshou": TianshouBuffer, "stable_baselines3": StableBaselines3, "torchrl": TorchRL, "cpprb": Cpprb}

@@ -21,7 +21,7 @@ SHAPES = [(128, 64), (20, 256)]
 GAMMA, LAM, MILLISECONDS = 0.99, 0.95, 100.0
 
 
-class Unroll:
+class RandomUnroll:
     """Rows of [steps, lanes]; the chain is cut at about one in fifty. No row terminates, so that V counts at each cut.
 
     V of the next observation is that of the next row inside a segment, as in a real unroll: TorchRL's V-trace takes it from
@@ -38,7 +38,7 @@ class Unroll:
         self.discount = np.full(shape, GAMMA, np.float32)
 
 
-def gae_loop(x: Unroll) -> Any:
+def gae_loop(x: RandomUnroll) -> Any:
     delta = x.rew + x.discount * x.value_next - x.value
     out, advantage = np.zeros_like(delta), np.zeros_like(delta[0])
     for t in reversed(range(len(delta))):
@@ -46,7 +46,7 @@ def gae_loop(x: Unroll) -> Any:
     return out
 
 
-def vtrace_loop(x: Unroll) -> Any:
+def vtrace_loop(x: RandomUnroll) -> Any:
     rho = c = np.minimum(1.0, np.exp(x.log_pi - x.log_mu))
     delta = rho * (x.rew + x.discount * x.value_next - x.value)
     targets, advantages, after = np.zeros_like(delta), np.zeros_like(delta), np.zeros_like(delta[0])
@@ -58,21 +58,21 @@ def vtrace_loop(x: Unroll) -> Any:
     return targets, advantages
 
 
-def of_gae(x: Unroll) -> dict[str, Callable[[], Any]]:
+def of_gae(x: RandomUnroll) -> dict[str, Callable[[], Any]]:
     return {
         "ours": lambda: gae(x.rew, x.discount, x.value, x.value_next, x.last, LAM),
         "numpy": lambda: gae_loop(x),
     }
 
 
-def of_vtrace(x: Unroll) -> dict[str, Callable[[], Any]]:
+def of_vtrace(x: RandomUnroll) -> dict[str, Callable[[], Any]]:
     return {
         "ours": lambda: vtrace(x.rew, x.discount, x.value, x.value_next, x.log_pi - x.log_mu, x.last),
         "numpy": lambda: vtrace_loop(x),
     }
 
 
-def tianshou_gae(x: Unroll) -> dict[str, Callable[[], Any]]:
+def tianshou_gae(x: RandomUnroll) -> dict[str, Callable[[], Any]]:
     try:
         from tianshou.algorithm.algorithm_base import _gae as kernel  # 2.x
     except ImportError:
@@ -81,7 +81,7 @@ def tianshou_gae(x: Unroll) -> dict[str, Callable[[], Any]]:
     return {"tianshou": lambda: kernel(value, value_next, rew, last, GAMMA, LAM).reshape(x.rew.shape[::-1]).T}
 
 
-def tensors(x: Unroll) -> dict[str, Any]:
+def tensors(x: RandomUnroll) -> dict[str, Any]:
     import torch
 
     names = {"state_value": x.value, "next_state_value": x.value_next, "reward": x.rew, "done": x.last}
@@ -89,7 +89,7 @@ def tensors(x: Unroll) -> dict[str, Any]:
     return {name: torch.from_numpy(field) for name, field in names.items()} | {"terminated": terminated}
 
 
-def torchrl_gae(x: Unroll) -> dict[str, Callable[[], Any]]:
+def torchrl_gae(x: RandomUnroll) -> dict[str, Callable[[], Any]]:
     from torchrl.objectives.value.functional import generalized_advantage_estimate as loop
     from torchrl.objectives.value.functional import vec_generalized_advantage_estimate as vec
 
@@ -101,7 +101,7 @@ def torchrl_gae(x: Unroll) -> dict[str, Callable[[], Any]]:
     }
 
 
-def torchrl_vtrace(x: Unroll) -> dict[str, Callable[[], Any]]:
+def torchrl_vtrace(x: RandomUnroll) -> dict[str, Callable[[], Any]]:
     import torch
     from torchrl.objectives.value.functional import vtrace_advantage_estimate as loop
 
@@ -114,8 +114,8 @@ def torchrl_vtrace(x: Unroll) -> dict[str, Callable[[], Any]]:
     return {"torchrl loop": run}
 
 
-CASES: dict[str, tuple[Callable[[Unroll], dict[str, Callable[[], Any]]],
-                       list[Callable[[Unroll], dict[str, Callable[[], Any]]]]]] = {
+CASES: dict[str, tuple[Callable[[RandomUnroll], dict[str, Callable[[], Any]]],
+                       list[Callable[[RandomUnroll], dict[str, Callable[[], Any]]]]]] = {
     "gae": (of_gae, [tianshou_gae, torchrl_gae]),
     "vtrace": (of_vtrace, [torchrl_vtrace]),
 }
@@ -156,7 +156,7 @@ def measure(rounds: int, milliseconds: float) -> tuple[dict[str, Any], list[str]
     lines = []
     for steps, lanes in SHAPES:
         for case, (own, peers) in CASES.items():
-            unroll = Unroll(steps, lanes)
+            unroll = RandomUnroll(steps, lanes)
             calls = own(unroll)
             for peer in peers:
                 try:

@@ -41,7 +41,7 @@ class Idle(gym.Env):
         return OBS, {}
 
 
-class Asking(Agent):
+class PredictingAgent(Agent):
     """Only predicts."""
 
     n = 0
@@ -60,7 +60,7 @@ def framework(driver: str, n_agents: int, requests: int) -> float:
                                  dict(target_period=0))
     each = requests // n_agents
 
-    class Once(Asking):
+    class Once(PredictingAgent):
         n = each
 
         def run(self) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.model import Model
-from parl_like.models.heads import CategoricalHead, Linear, SquashedGaussianHead, mask_key
+from parl_like.models.heads import CategoricalHead, OrthogonalLinear, SquashedGaussianHead, mask_key
 from parl_like.models.mlp import MLP, DropoutEnsembleMLP, EnsembleMLP, perception
 
 
@@ -57,7 +57,8 @@ class MLPActorQ(Model):
         self.dim = int(act.n) if isinstance(act, gym.spaces.Discrete) else math.prod(act.shape or ())
         body = MLP([size, *hidden], activation, activate_last=True)
         last: Any = CategoricalHead(body.out_size, self.dim) if self.discrete else (
-            Linear(body.out_size, self.dim, None) if policy == "deterministic" else SquashedGaussianHead(body.out_size, self.dim))
+            OrthogonalLinear(body.out_size, self.dim, None) if policy == "deterministic"
+            else SquashedGaussianHead(body.out_size, self.dim))
         self.body, self.head = body, last
         self.actor = nn.ModuleList([body, last])
         inputs, outputs = (size, self.dim) if self.discrete else (size + self.dim, 1)
@@ -72,7 +73,7 @@ class MLPActorQ(Model):
 
     def act(self, obs: Any) -> Tensor:
         """The deterministic policy's actions in [−1, 1], [N, *shape]."""
-        if not isinstance(self.head, Linear):
+        if not isinstance(self.head, OrthogonalLinear):
             raise TypeError("the policy is a distribution, which draws actions; build the model with policy='deterministic'")
         flat = torch.tanh(self.head(self.body(self.perception(obs))))
         return flat.reshape(len(flat), *self.act_specs["act"].shape)

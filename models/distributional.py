@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from parl_like.models.conv import ConvTrunk
-from parl_like.models.heads import Linear, mask_names, masked
+from parl_like.models.heads import OrthogonalLinear, mask_names, masked
 from parl_like.models.mlp import MLP, MLPQ
 
 Convs = Sequence[tuple[int, int, int]] | None
@@ -103,7 +103,7 @@ class MLPFractionQ(MLPImplicitQ):
         dueling: bool = False, noisy: float = 0.0, cosines: int = 16, points: int = 32, trunk: nn.Module | None = None,
     ) -> None:
         super().__init__(obs, act, hidden, activation, dueling, noisy, cosines, points, trunk)
-        self.proposal = Linear(self.embedding.out_size, points, 0.01)
+        self.proposal = OrthogonalLinear(self.embedding.out_size, points, 0.01)
 
     def edges_of(self, features: Tensor) -> Tensor:
         """Features [N, size], which learn nothing from it → fractions [N, points + 1]."""

@@ -66,7 +66,7 @@ def masked(values: Tensor, mask: Any, nvec: Sequence[int] | None = None) -> Tens
     return values if mask is None else values.masked_fill(~legal(mask, nvec), ILLEGAL)
 
 
-class Linear(nn.Linear):
+class OrthogonalLinear(nn.Linear):
     """Linear layer with orthogonal weights of this gain and zero bias; `gain=None`: torch's default."""
 
     def __init__(self, in_size: int, out_size: int, gain: float | None) -> None:
@@ -99,7 +99,7 @@ class CategoricalHead(nn.Module, metaclass=Brief):
     def __init__(self, in_size: int, n: int, gain: float | None = 0.01) -> None:
         super().__init__()
         self.n = n
-        self.linear = Linear(in_size, n, gain)
+        self.linear = OrthogonalLinear(in_size, n, gain)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Features [N, in_size] and perhaps the legal actions [N, n], 0 for illegal → {'logits': [N, n]}."""
@@ -167,7 +167,7 @@ class GaussianHead(nn.Module, metaclass=Brief):
     ) -> None:
         super().__init__()
         self.dim, self.log_std_init, self.state_dependent = dim, log_std_init, state_dependent
-        self.linear = Linear(in_size, 2 * dim if state_dependent else dim, gain)
+        self.linear = OrthogonalLinear(in_size, 2 * dim if state_dependent else dim, gain)
         self.log_std = None if state_dependent else nn.Parameter(torch.empty(dim))
         self.reset_parameters()
 
@@ -268,7 +268,7 @@ class BetaHead(nn.Module, metaclass=Brief):
 
     def __init__(self, in_size: int, dim: int, gain: float | None = 0.01) -> None:
         super().__init__()
-        self.dim, self.linear = dim, Linear(in_size, 2 * dim, gain)
+        self.dim, self.linear = dim, OrthogonalLinear(in_size, 2 * dim, gain)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Features [N, in_size] → {'alpha': [N, dim], 'beta': [N, dim]}; a mask has no meaning here."""

@@ -18,7 +18,7 @@ from parl_like.learning.layers import Brief, orthogonal_
 from parl_like.learning.layers import activation as activation_named
 from parl_like.learning.model import Model
 from parl_like.learning.noisy import NoisyLinear
-from parl_like.models.heads import Distribution, Linear, make_head, mask_key, mask_names, masked
+from parl_like.models.heads import Distribution, OrthogonalLinear, make_head, mask_key, mask_names, masked
 from parl_like.values.spec import leaf_spaces, nest
 
 RELU_GAIN = math.sqrt(2.0)
@@ -379,8 +379,8 @@ class MLPActorCritic(Model):
         self.own = EnsembleMLP(2, [size, *own], activation, orthogonal)  # the actor's layers, then the critic's
         gain, value_gain = (0.01, 1.0) if orthogonal else (None, None)
         self.head = make_head(self.own.out_size, act, gain, log_std_init, state_dependent_std, distribution)
-        self.value_head = Linear(self.own.out_size, 1, value_gain)
-        self.second_value = Linear(self.own.out_size, 1, value_gain) if auxiliary else None
+        self.value_head = OrthogonalLinear(self.own.out_size, 1, value_gain)
+        self.second_value = OrthogonalLinear(self.own.out_size, 1, value_gain) if auxiliary else None
 
     def _features(self, obs: Any) -> Tensor:
         features: Tensor = self.perception(obs)

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parl_like.learning.model import Model
-from parl_like.models.heads import ILLEGAL, CategoricalHead, Linear, MultiCategoricalHead
+from parl_like.models.heads import ILLEGAL, CategoricalHead, MultiCategoricalHead, OrthogonalLinear
 from parl_like.models.lstm_attention import LSTMAttention
 from parl_like.models.mlp import MLP
 from parl_like.models.thinker_parts import channels_last
@@ -53,7 +53,7 @@ class PlanningHead(MultiCategoricalHead):
 
     def __init__(self, in_size: int, n: int, separate: bool = True) -> None:
         super().__init__(in_size, [n, 2], None)
-        self.imagined = Linear(in_size, n, None) if separate else None
+        self.imagined = OrthogonalLinear(in_size, n, None) if separate else None
         self.register_buffer("never", torch.tensor([0.0, ILLEGAL]), persistent=False)
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
@@ -192,7 +192,7 @@ class Planner(Model):
         self.n_rewards = shapes.get("last_rew", (2,))[0] if self.augmented else 1
         sizes += [self.sees_act * (self.n + 2 * self.augmented), self.sees_rew * self.n_rewards]
         self.head = PlanningHead(sum(sizes), self.n, separate) if self.augmented else CategoricalHead(sum(sizes), self.n, None)
-        self.baseline = Linear(sum(sizes), self.n_rewards, 0.0)  # from zero
+        self.baseline = OrthogonalLinear(sum(sizes), self.n_rewards, 0.0)  # from zero
 
     def state_specs(self) -> dict[str, Spec]:
         return {} if self.memory is None else self.memory.state_specs()

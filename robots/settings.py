@@ -63,7 +63,7 @@ def optimiser_steps(updates: float, rows: int, learner: Mapping[str, Any]) -> in
     return steps
 
 
-class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LinearSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A schedule as plain data: from `start` to `end`, linearly over that `share` of the run, or over `steps` counts."""
 
     start: float
@@ -80,7 +80,7 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclasses.dataclass(frozen=True)
-class Setting:
+class PartArgument:
     """One argument: what it may be, what it is where nobody says anything, and what it is now, both as plain data; `keys`: by
     which names it was given, of which the last one counts."""
 
@@ -143,7 +143,7 @@ class Parts:
 
     def __init__(self, given: Mapping[str, Any], defaults: Mapping[str, Any], fields: Iterable[str], span: Span) -> None:
         self.given, self.defaults, self.fields, self.span = given, defaults, tuple(fields), span
-        self.settings: dict[str, Setting] = {}
+        self.settings: dict[str, PartArgument] = {}
         self.objects: dict[str, inspect.Parameter] = {}  # arguments that plain data cannot give, by full name
         self.act: gym.Space[Any] | None = None  # of the environment, once it is known: explorers of a Box need its shape
 
@@ -175,7 +175,7 @@ class Parts:
             value, keys = lookup(self.given, full, default, kind)
             if value is inspect.Parameter.empty:
                 raise ConfigError(f"Config: {owner.__name__}.{name} is needed: {kind.text}")
-            self.settings[full] = Setting(owner, kind, None if default is inspect.Parameter.empty else plain(default),
+            self.settings[full] = PartArgument(owner, kind, None if default is inspect.Parameter.empty else plain(default),
                                           plain(value), keys)
             if (value is standard or is_plain(value) and plain(value) == plain(standard)) and not kind.part:
                 continue
@@ -186,7 +186,7 @@ class Parts:
                 value = kind.as_numpy(value, key)
             found[name] = value
         for name, value in found.items():
-            if isinstance(value, Line):
+            if isinstance(value, LinearSetting):
                 what = acts if name in COUNTS_ACTS or issubclass(owner, Explorer) else updates
                 count = partial(self._count, what, where, owner)
                 if not value.steps and count() is None:
@@ -210,7 +210,7 @@ class Parts:
         head = _head(where, owner)
         return {name.removeprefix(head): one.value for name, one in self.settings.items() if name.startswith(head)}
 
-    def _made(self, where: str, kind: Kind, name: Any, acts: Count, updates: Count) -> Any:
+    def _made(self, where: str, kind: ArgumentKind, name: Any, acts: Count, updates: Count) -> Any:
         """The part that an argument names; where the argument is to make parts, a function that does. An object is one itself."""
         owner = named(kind.part, name) if isinstance(name, str) else name
         if not isinstance(owner, type):
@@ -284,7 +284,7 @@ class Parts:
 
 
 @dataclasses.dataclass(frozen=True)
-class Kind:
+class ArgumentKind:
     """The kind of values that an argument takes: `data`, a type of plain values, and its `text`; `part`: its key in
     CATALOGUE, where it takes names; `given`: how many arguments whoever calls the named class passes in order, where the
     argument is a function; `numpy`: types of NumPy that plain numbers, and lists of them, are made."""
@@ -349,9 +349,9 @@ def _given_on(maker: Any) -> set[str]:
     return {name for names in calls if None in names for name in names if name}
 
 
-def arguments(owner: Any, untyped: bool = False) -> dict[str, tuple[Kind, Any]]:
+def arguments(owner: Any, untyped: bool = False) -> dict[str, tuple[ArgumentKind, Any]]:
     """Argument → what it takes and its default, of those that plain data can give; `untyped`: also of those that have neither."""
-    found = {name: (Kind(Any, "any plain value")
+    found = {name: (ArgumentKind(Any, "any plain value")
                     if one.annotation is Any and (_all_plain(one.default) or untyped and one.default is one.empty)
                     else kind_of(one.annotation), one.default) for name, one in arguments_of(owner).items()}
     return {name: (kind, default) for name, (kind, default) in found.items()
@@ -371,7 +371,7 @@ def _hints(function: Any) -> dict[str, Any]:
         return {}
 
 
-def kind_of(hint: Any) -> Kind | None:
+def kind_of(hint: Any) -> ArgumentKind | None:
     """Return what an annotation takes of plain data; None: nothing."""
     parts = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
     found: dict[str, Any] = {}  # text → type
@@ -382,7 +382,7 @@ def kind_of(hint: Any) -> Kind | None:
         made = one if isinstance(one, type) else inner[-1] if inner and isinstance(inner[-1], type) else object
         kind = next((base.__name__ for base in BY_NAME if issubclass(made, base)), "")
         if one == Schedule:
-            found["{start, end, share}"] = Line
+            found["{start, end, share}"] = LinearSetting
         elif plain_type(one):
             found["null" if one is type(None) else " | ".join(map(repr, inner)) if origin is Literal
                   else getattr(one, "__name__", str(one)) if not inner else str(one).rpartition("abc.")[2]] = one
@@ -396,7 +396,7 @@ def kind_of(hint: Any) -> Kind | None:
         found["list of numbers"] = list[Any]
     if not set(found) - {"null"}:
         return None
-    return Kind(typing.Union[tuple(found.values())], " | ".join(found), part, given, numpy)  # noqa: UP007
+    return ArgumentKind(typing.Union[tuple(found.values())], " | ".join(found), part, given, numpy)  # noqa: UP007
 
 
 def _is_array(hint: Any) -> bool:
@@ -435,7 +435,7 @@ def _head(where: str, owner: Any) -> str:
     return ".".join(filter(None, ("robot", where, owner.__name__))) + "."
 
 
-def lookup(layer: Mapping[str, Any], full: str, default: Any, kind: Kind) -> tuple[Any, tuple[str, ...]]:
+def lookup(layer: Mapping[str, Any], full: str, default: Any, kind: ArgumentKind) -> tuple[Any, tuple[str, ...]]:
     """Return what a layer says of a setting, else the default, and by which keys: a whole value replaces those before it, a part
     of a mapping goes into them; a number is the start of a schedule, where one may be given."""
     value, keys = default, []

@@ -71,7 +71,7 @@ class ClientEnvs(VectorWrapper[Any, Any, Any, Any, Any]):
         return env.step(actions, odds / odds.sum(1, keepdims=True))  # type: ignore[no-any-return]
 
 
-class Actor(VectorAgent):
+class MakerAgent(VectorAgent):
     """Acts in a client's environments; the client stores for the model, the agent for the planner."""
 
     def join(self, make: Any) -> None:
@@ -85,7 +85,7 @@ def _built_already() -> Algorithm:
     raise RuntimeError("the first client builds the model")
 
 
-class Model(RayTask):
+class SharedModelTask(RayTask):
     """The shared model as the robot sees it: it saves it, counts its updates, and ends it. It is none of its clients."""
 
     def __init__(self, shared: SharedModel) -> None:
@@ -131,7 +131,7 @@ def build(config: Config) -> Robot:
         spaces = {"obs": first.single_observation_space, "act": first.single_action_space}
         first.close()
         return Robot(
-            tasks={"plan": actor(config, spaces), "model": Model(shared)}, agent=partial(Actor, config.env_n),
+            tasks={"plan": actor(config, spaces), "model": SharedModelTask(shared)}, agent=partial(MakerAgent, config.env_n),
             env=lambda: envs({}), eval_env=lambda: envs(config.eval_options, train_model=False), n_agents=config.n_agents,
             driver=config.robot_driver(), mode=config.robot_mode(), seed=config.seed, trace=config.trace,
             eval_explore=config.eval_explore)

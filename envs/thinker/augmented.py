@@ -13,7 +13,7 @@ from gymnasium.vector.utils import batch_space
 
 from parl_like.environment.state import clone_state, restore_state
 from parl_like.envs.thinker.layout import Layout
-from parl_like.envs.thinker.tree import Plan, State, Tree
+from parl_like.envs.thinker.tree import Plan, Tree, TreeState
 from parl_like.values.spec import Array
 
 log = logging.getLogger(__name__)
@@ -256,7 +256,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
 
     # ---- what is seen
 
-    def _observation(self, state: State) -> dict[str, Array]:
+    def _observation(self, state: TreeState) -> dict[str, Array]:
         out = {"tree_reps": state.features, "real_states": self._obs}
         for name, column in self._kept.items():
             shown = column[state.current_slot]
@@ -264,7 +264,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
             out[name] = np.concatenate([column[state.root_slot], shown], 1) if self.return_double else shown
         return {**out, "last_act": self._act, "last_rew": self._rew, "step_status": state.step_status}
 
-    def _info(self, state: State, real: bool, info: Mapping[str, Any], terminated: Array, truncated: Array) -> dict[str, Any]:
+    def _info(self, state: TreeState, real: bool, info: Mapping[str, Any], terminated: Array, truncated: Array) -> dict[str, Any]:
         n = self.num_envs
         ended = np.logical_or(terminated, truncated)
         whole = _own(info, "real_done", ended, ended)

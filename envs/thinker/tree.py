@@ -35,7 +35,7 @@ class Plan(NamedTuple):
     root_slot: Array
 
 
-class State(NamedTuple):
+class TreeState(NamedTuple):
     """The outcome of an action. All arrays are new in every step.
 
     Attributes:
@@ -167,7 +167,7 @@ class Tree:
     def __repr__(self) -> str:
         return f"Tree(n={self.n}, stage={self.stage}, capacity={self.capacity}, {self.layout!r})"
 
-    def begin(self, v: Any, logits: Any) -> State:
+    def begin(self, v: Any, logits: Any) -> TreeState:
         """Plants all trees, in place of any there were.
 
         Args:
@@ -175,7 +175,7 @@ class Tree:
             logits: [n, A] float32. Their priors.
 
         Returns:
-            The first `State`; the roots are the first slots of their environments.
+            The first `TreeState`; the roots are the first slots of their environments.
 
         Raises:
             ValueError: a shape is wrong, or a value is not finite. The tree is as before.
@@ -215,7 +215,7 @@ class Tree:
         self._plan = m, k
         return Plan(real, rows[0, :m], rows[1, :m], rows[2, :m], rows[3, :m], rows[4, :k])
 
-    def update(self, expanded: Rows | None = None, real: Rows | None = None) -> State:
+    def update(self, expanded: Rows | None = None, real: Rows | None = None) -> TreeState:
         """Carries the plan of the last `select` out.
 
         Args:
@@ -249,13 +249,13 @@ class Tree:
 
     # ---- what comes in
 
-    def _state(self) -> tuple[State, Array, Array, Array, Array]:
+    def _state(self) -> tuple[TreeState, Array, Array, Array, Array]:
         """An empty state, and its memory as the kernel takes it: features, integers, floats, flags."""
         n = self.n
         features, floats = np.empty((n, self.layout.size), np.float32), np.empty((2, n), np.float32)
         ints, flags = np.empty((4, n), np.int64), np.empty((3, n), np.bool_)
         status, deepest, root, current = ints
-        state = State(features, status, floats[0], floats[1], deepest, root, current, *flags)
+        state = TreeState(features, status, floats[0], floats[1], deepest, root, current, *flags)
         return state, features, ints, floats, flags.view(np.uint8)
 
     def _rows(self, kind: str, names: tuple[str, ...], rows: Rows | None, m: int, of: str) -> list[Array]:

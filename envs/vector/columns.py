@@ -70,7 +70,7 @@ def _split(space: gym.Space[Any], value: Any, path: str = "") -> Iterator[Any]:
             yield from _split(part, inner, f"{path}.{name}" if path else name)
 
 
-class Layout:
+class ColumnLayout:
     """A space as flat columns: leaf j of n values is an array [n, *leaves[j].shape]."""
 
     def __init__(self, space: gym.Space[Any]) -> None:
@@ -152,7 +152,7 @@ class Columns:
         rew: [n] float64. terminated, truncated: [n] bool.
     """
 
-    def __init__(self, obs: Layout, act: Layout, n: int, groups: int, memory: int = -1) -> None:
+    def __init__(self, obs: ColumnLayout, act: ColumnLayout, n: int, groups: int, memory: int = -1) -> None:
         shapes = [*_status(groups), ((n,), np.float64), ((n,), np.bool_), ((n,), np.bool_)]
         shapes += [((n, *leaf.shape), leaf.dtype) for leaf in (*obs.leaves, *obs.leaves, *act.leaves)]
         _, _, self.rew, self.terminated, self.truncated, *arrays = views(_block(shapes, memory), shapes)

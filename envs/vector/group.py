@@ -17,7 +17,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parl_like.environment.state import clone_state, restore_state
-from parl_like.envs.vector.columns import BadOutput, Columns, Layout, Status
+from parl_like.envs.vector.columns import BadOutput, ColumnLayout, Columns, Status
 from parl_like.process.child import RestartBudget
 from parl_like.values.copying import copied
 from parl_like.values.errors import TEXT_LIMIT, shortened
@@ -164,7 +164,7 @@ class Group:
                     if space != expected:
                         raise ValueError(f"make_vector_env: environment {self.lo + k} has the {name} {space}, environment "
                                          f"{self.lo} {expected}; expected equal ones")
-            self.obs, self.act = map(Layout, first)
+            self.obs, self.act = map(ColumnLayout, first)
         except BaseException:
             self.close_quietly()
             raise

@@ -17,7 +17,7 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from parl_like.environment.factory import for_elsewhere
-from parl_like.envs.vector.columns import BadOutput, Columns, Layout, Status
+from parl_like.envs.vector.columns import BadOutput, ColumnLayout, Columns, Status
 from parl_like.envs.vector.group import EnvFailed, GroupOptions, Reply, faults, seed_after
 from parl_like.envs.vector.hosts import CLOSE_TIMEOUT, Host
 from parl_like.process.child import RestartBudget
@@ -77,7 +77,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
                 raise ValueError(f"make_vector_env: environment {rows.start} has the spaces {obs} and {act}, environment 0 "
                                  f"{first[0]} and {first[1]}; expected equal ones")
         self.single_observation_space, self.single_action_space, metadata, self.render_mode = first
-        self._obs, self._act = Layout(self.single_observation_space), Layout(self.single_action_space)
+        self._obs, self._act = ColumnLayout(self.single_observation_space), ColumnLayout(self.single_action_space)
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}

@@ -191,7 +191,7 @@ def pack_state(value: Any) -> dict[str, Array]:
         WireError: a leaf or key that cannot be sent.
     """
     try:
-        plan = tree_encoding.Plan(Path("state"), "state", value)
+        plan = tree_encoding.EncodedComponent(Path("state"), "state", value)
     except tree_encoding.ArchiveError as error:
         raise WireError(str(error)) from None
     arrays = {f"{stored.dtype} {name}": np.array(tree_encoding.as_numpy(leaf, stored.dtype), order="C")

@@ -29,7 +29,7 @@ ENTRY_POINTS = "parl_like.experiments"
 """Group of entry points of installed packages: name of an experiment → module that registers it."""
 
 
-class Source(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ExperimentSource(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The file that registered a user's experiment, by real path and SHA-256 of its content; or the module."""
 
     file: str = ""
@@ -41,7 +41,7 @@ class Brought(NamedTuple):
     """A module of the user's with experiments, and their names; `source` None: an installed package's, found by its name."""
 
     module: ModuleType
-    source: Source | None
+    source: ExperimentSource | None
     names: list[str]
 
 
@@ -152,7 +152,7 @@ def register(experiment: Experiment, module: ModuleType | None = None) -> Experi
     return experiment
 
 
-def bring(load: Callable[[], ModuleType], source: Source | None) -> list[str]:
+def bring(load: Callable[[], ModuleType], source: ExperimentSource | None) -> list[str]:
     """Imports a module of the user's; the names of the experiments that it registers."""
     before = set(_registered)
     module = load()
@@ -167,7 +167,7 @@ def brought() -> Mapping[str, Brought]:
     return _brought
 
 
-def source_of(name: str) -> Source | None:
+def source_of(name: str) -> ExperimentSource | None:
     """Return what an experiment was registered by; None: it is ours, or an installed package's, or a script's of this process."""
     return next((one.source for one in _brought.values() if name in one.names), None)
 

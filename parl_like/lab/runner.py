@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from parl_like.data.storage.archive import ArchiveError, Manifest
 from parl_like.data.storage.safe_files import check_named
-from parl_like.data.storage.tree_encoding import Plan, refusal
+from parl_like.data.storage.tree_encoding import EncodedComponent, refusal
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab import sizes, user_experiments, yaml_text
@@ -272,7 +272,7 @@ def _expected_by(robot: Robot) -> Callable[[Manifest], None]:
     """A check that no task's saved state is much larger than the robot's own: before memory is taken for it."""
     own = {}
     for name, task in getattr(robot, "tasks", {}).items():
-        arrays = Plan(Path(name), name, task.state_dict()).leaves.values()
+        arrays = EncodedComponent(Path(name), name, task.state_dict()).leaves.values()
         own[f"task.{name}"] = sum(stored.nbytes for stored, _ in arrays)
 
     def check(manifest: Manifest) -> None:

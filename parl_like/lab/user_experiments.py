@@ -25,7 +25,7 @@ import cloudpickle
 
 from parl_like.data.storage.safe_files import read_named, replace_file
 from parl_like.lab import experiment as experiments
-from parl_like.lab.experiment import Experiment, ExperimentError, Source
+from parl_like.lab.experiment import Experiment, ExperimentError, ExperimentSource
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.values import names
 from parl_like.values.errors import unknown
@@ -72,7 +72,7 @@ def registered(origin: str) -> list[str]:
     return _of_file(Path(origin)) if origin.endswith(".py") else _of_module(origin)
 
 
-def of_run(run: Path, name: str, source: Source | None, given: str = "") -> Experiment:
+def of_run(run: Path, name: str, source: ExperimentSource | None, given: str = "") -> Experiment:
     """The experiment of a run directory, imported again only where nothing speaks against it.
 
     Args:
@@ -160,7 +160,7 @@ def is_users(module: str) -> bool:
 def _of_module(name: str) -> list[str]:
     """Names of the experiments of a module."""
     try:
-        return experiments.bring(lambda: module_of(name), Source(module=name))
+        return experiments.bring(lambda: module_of(name), ExperimentSource(module=name))
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
             raise  # the module exists; something that it needs does not
@@ -171,7 +171,7 @@ def _of_file(file: Path) -> list[str]:
     """Names of the experiments of a file, which is remembered as one of the user's."""
     path = os.path.realpath(file)
     content, name = _content(path), Path(path).stem
-    source = Source(file=path, sha256=hashlib.sha256(content).hexdigest())
+    source = ExperimentSource(file=path, sha256=hashlib.sha256(content).hexdigest())
     if inside := _run_around(path):
         raise ExperimentError(f"{file} is in the run directory {inside}, and nothing in one is imported; copy it elsewhere")
     here = experiments.brought().get(name)
@@ -234,7 +234,7 @@ def has_run(config: bytes) -> bool:
 # ------------------------------------------------------------------------------------------------ importing again
 
 
-def _refusal(source: Source, run: Path) -> str:
+def _refusal(source: ExperimentSource, run: Path) -> str:
     """Why what a run directory says of its experiment's source is not enough to import it; empty: it is."""
     path, here = source.file, os.path.realpath(".")
     if not path:

@@ -88,7 +88,7 @@ def rollouts_of(nodes: Sequence[Node], actions: Sequence[tuple[int, int]], max_d
     return out
 
 
-class Stage(NamedTuple):
+class PlannedStage(NamedTuple):
     """A real step, number 1 … of the episode, and the thoughts before it.
 
     `before` and `after` are real observations as pictures [h, w, 3] uint8, `frames` those of nodes, where there can be one;
@@ -107,10 +107,10 @@ class Stage(NamedTuple):
     end: str = ""
 
 
-class Film(Hook):
-    """Watches a `ThinkerAgent` with one environment, and calls `show` with every `Stage`."""
+class PlanFilm(Hook):
+    """Watches a `ThinkerAgent` with one environment, and calls `show` with every `PlannedStage`."""
 
-    def __init__(self, show: Callable[[Stage], None]) -> None:
+    def __init__(self, show: Callable[[PlannedStage], None]) -> None:
         self.show, self.steps = show, 0
         self.thoughts: list[tuple[int, int, Array]] = []  # of this stage: primary action, reset, the planner's logits
         self.seen: dict[int, Array] = {}
@@ -146,7 +146,7 @@ class Film(Hook):
         begun = [rollout[0][0].action for rollout in rollouts]
         policies["rollouts begun so"] = np.bincount(begun, minlength=len(logits)) / max(len(begun), 1)
         self.steps, self.thoughts = self.steps + 1, []
-        self.stage = Stage(self.steps, primary, self.before, nodes, rollouts, self.frames(nodes), policies)
+        self.stage = PlannedStage(self.steps, primary, self.before, nodes, rollouts, self.frames(nodes), policies)
 
     def post_act(self, agent: Agent) -> None:
         _, _, rew, terminated, truncated, info = agent.env.last
@@ -177,7 +177,7 @@ def number(x: float) -> str:
     return f"{x:z.2f}" if abs(x) < 9.995 else f"{x:.3g}"
 
 
-def rollouts_text(stage: Stage, names: Sequence[str], gamma: float) -> str:
+def rollouts_text(stage: PlannedStage, names: Sequence[str], gamma: float) -> str:
     """A line for each rollout: its actions and how it ended, predicted rewards, values and return; then what was really done."""
     lines = [f"step {stage.number}"]
     for k, rollout in enumerate(stage.rollouts, 1):
@@ -217,7 +217,7 @@ def tiles(planes: Array) -> Array:
     return image.reshape(8 * wall.shape[0], 8 * wall.shape[1], 3)
 
 
-def video_frames(stage: Stage, names: Sequence[str]) -> Iterator[Image.Image]:
+def video_frames(stage: PlannedStage, names: Sequence[str]) -> Iterator[Image.Image]:
     """A frame per augmented step: left the real observation, right the imagined one; of a real step what had been imagined of
     it."""
     scale = max(1, round(SIDE / max(stage.before.shape[:2])))
@@ -238,7 +238,7 @@ def video_frames(stage: Stage, names: Sequence[str]) -> Iterator[Image.Image]:
         yield page
 
 
-def draw_plan(stage: Stage, names: Sequence[str], path: Path) -> None:
+def draw_plan(stage: PlannedStage, names: Sequence[str], path: Path) -> None:
     """Writes the picture of a stage; needs matplotlib. Top: real frame, policies; middle: the tree; bottom: imagined frames."""
     from matplotlib.figure import Figure  # not pyplot: no global state, no window
     places = tree_places(stage.nodes)
@@ -279,7 +279,9 @@ def tree_places(nodes: Sequence[Node]) -> dict[int, tuple[float, int]]:
     return out
 
 
-def _draw_tree(axes: Any, stage: Stage, names: Sequence[str], places: Mapping[int, tuple[float, int]], columns: float) -> None:
+def _draw_tree(
+    axes: Any, stage: PlannedStage, names: Sequence[str], places: Mapping[int, tuple[float, int]], columns: float,
+) -> None:
     from matplotlib import colormaps
     edges = stage.nodes[1:] or stage.nodes
     low, high, most = min(node.max for node in edges), max(node.max for node in edges), max(node.visits for node in edges)
@@ -301,7 +303,7 @@ def _draw_tree(axes: Any, stage: Stage, names: Sequence[str], places: Mapping[in
     axes.set_axis_off()
 
 
-def _draw_rollouts(part: Any, stage: Stage, names: Sequence[str], rows: int, columns: int) -> None:
+def _draw_rollouts(part: Any, stage: PlannedStage, names: Sequence[str], rows: int, columns: int) -> None:
     from matplotlib.patches import Patch
     margins = {"left": 0.01, "right": 0.99, "top": 0.94, "hspace": 0.4}
     bare = {"xticks": (), "yticks": (), "frame_on": False}
@@ -339,7 +341,7 @@ def play(robot: Robot, config: Any, path: Path, *, seed: int, max_steps: int = 0
     told = open_file(folder / "plan.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     with open(told, "w", encoding="utf-8") as plan:
 
-        def show(stage: Stage) -> None:
+        def show(stage: PlannedStage) -> None:
             text = rollouts_text(stage, watch.names, config.discounting)
             for file in (plan,) if stream is None else (plan, stream):
                 print(text, file=printer(file), flush=True)
@@ -347,7 +349,7 @@ def play(robot: Robot, config: Any, path: Path, *, seed: int, max_steps: int = 0
             if draws:
                 draw_plan(stage, watch.names, folder / f"step_{stage.number:04d}.png")
 
-        watch = Film(show)
+        watch = PlanFilm(show)
         total = robot.watch(watch, seed=seed, env=lambda: make_envs(config, 1, config.eval_options), max_steps=max_steps)
     if not draws and stream is not None:
         print(plots.MISSING, file=stream)

@@ -67,7 +67,7 @@ class ReferenceTree:
         plan = tree.select(primary, reset)       # {"real": bool, "expand": None or (parent Node, child Node, action)}
         out = tree.update(expanded=(r, v, done, logits) or None, real=(reward, done, v, logits) or None)
 
-    `out` is a dict with the names of `tree.State`; `root` and `cur` are nodes, `cur` the one that is shown. The caller keeps its
+    `out` is a dict with the names of `TreeState`; `root` and `cur` are nodes, `cur` the one that is shown. The caller keeps its
     data in `Node.data`. After `select` of a real step, `root` of the next `out` is where the new data belongs.
     """
 

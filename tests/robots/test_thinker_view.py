@@ -108,7 +108,7 @@ def test_rollouts_and_their_text(plan):
         [(3, "reset")],
         [(1, "reset")],
     ]
-    stage = view.Stage(7, 1, None, nodes, rollouts, {}, {}, None, -12.5, "terminated")
+    stage = view.PlannedStage(7, 1, None, nodes, rollouts, {}, {}, None, -12.5, "terminated")
     assert view.rollouts_text(stage, ["west", "east"], 0.5).splitlines() == [
         "step 7",
         "  rollout 1: west east | forced reset | r 1.00 0.00 | v 2.00 6.00 | return 2.50",
@@ -149,7 +149,7 @@ def test_images_are_shown_in_colour_or_grey_and_of_stacks_the_newest(shape, chan
 
 def stages_of(robot, settings, steps):
     out = []
-    film = view.Film(out.append)
+    film = view.PlanFilm(out.append)
     robot.watch(film, seed=3, env=lambda: make_envs(settings, 1, {}), max_steps=steps)
     return out, film
 

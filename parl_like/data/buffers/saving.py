@@ -39,7 +39,7 @@ _HEAD = "buffer"  # component of everything but rows
 
 
 @dataclass(frozen=True)
-class Kind:
+class SavedKind:
     """The facts about a class of buffers that files need."""
 
     module: str
@@ -235,18 +235,18 @@ def _chunk_names(rows: int, size: int) -> list[str]:
     return [f"rows.{i:04}" for i in range(max(1, -(-rows // size)))]  # one of 0 rows, for the fields of an empty buffer
 
 
-def _arrays(kind: Kind, state: dict[str, Any]) -> dict[str, Array]:
+def _arrays(kind: SavedKind, state: dict[str, Any]) -> dict[str, Array]:
     """Takes the arrays that have one row for each row of the buffer out of a state: columns by their names, weights by ""."""
     return {**state.pop("columns"), **({"": state.pop("weights")} if "weights" in kind.chunked else {})}
 
 
-def _state(kind: Kind, arrays: dict[str, Array]) -> dict[str, Any]:
+def _state(kind: SavedKind, arrays: dict[str, Array]) -> dict[str, Any]:
     """The inverse of `_arrays`."""
     weights = {"weights": arrays.pop("", None)} if "weights" in kind.chunked else {}
     return {"columns": arrays, **weights}
 
 
-def _join(path: Path, kind: Kind, rows: int, size: int, tree: dict[str, Any], bad: dict[str, str]) -> dict[str, Any]:
+def _join(path: Path, kind: SavedKind, rows: int, size: int, tree: dict[str, Any], bad: dict[str, str]) -> dict[str, Any]:
     """The chunked part of the state; rows of bad chunks are zero."""
     if rows // size > 2 * len(tree) or not tree:
         raise _lost(path, rows, rows, bad)
@@ -276,7 +276,7 @@ def _join(path: Path, kind: Kind, rows: int, size: int, tree: dict[str, Any], ba
     return _state(kind, out)
 
 
-def _without(path: Path, kind: Kind, rows: int, size: int, state: dict[str, Any], bad: dict[str, str]) -> dict[str, Any]:
+def _without(path: Path, kind: SavedKind, rows: int, size: int, state: dict[str, Any], bad: dict[str, str]) -> dict[str, Any]:
     """The state without the rows of bad chunks, or a refusal. Not for kinds that may lose none."""
     lost = np.zeros(rows, bool)
     for name in bad:
@@ -292,7 +292,7 @@ def _without(path: Path, kind: Kind, rows: int, size: int, state: dict[str, Any]
     return state
 
 
-def _lost(path: Path, lost: int, rows: int, bad: dict[str, str], kind: Kind | None = None) -> ArchiveError:
+def _lost(path: Path, lost: int, rows: int, bad: dict[str, str], kind: SavedKind | None = None) -> ArchiveError:
     limit = f"at most {MAX_LOST:.0%} of them to be lost"
     if kind and kind.drop is None:
         limit = f"all rows, since a {kind.name} must not lose some"
@@ -367,9 +367,9 @@ def _drop_rows(state: dict[str, Any], lost: Array) -> tuple[dict[str, Any], int]
 _RING = {"stack_num": int, "ignore_obs_next": bool, "save_only_last_obs": bool, "sample_avail": bool, "rew_dtype": str}
 _PRIORITIES = {"alpha": float, "beta": float, "weight_norm": bool}
 KINDS = {kind.name: kind for kind in (
-    Kind("replay_buffer", "ReplayBuffer", ("size", "n_lanes"), _RING, drop=_drop_rows),
-    Kind("prioritized", "PrioritizedReplayBuffer", ("size", "n_lanes"), _RING | _PRIORITIES, frozenset({"columns", "weights"}),
-         drop=_drop_rows),
-    Kind("reservoir", "ReservoirBuffer", ("size",), {}),
-    Kind("episodes", "EpisodeBuffer", ("max_rows", "max_episodes", "n_lanes"), {"rew_dtype": str}, inside="rows"),
+    SavedKind("replay_buffer", "ReplayBuffer", ("size", "n_lanes"), _RING, drop=_drop_rows),
+    SavedKind("prioritized", "PrioritizedReplayBuffer", ("size", "n_lanes"), _RING | _PRIORITIES,
+              frozenset({"columns", "weights"}), drop=_drop_rows),
+    SavedKind("reservoir", "ReservoirBuffer", ("size",), {}),
+    SavedKind("episodes", "EpisodeBuffer", ("max_rows", "max_episodes", "n_lanes"), {"rew_dtype": str}, inside="rows"),
 )}  # fmt: skip

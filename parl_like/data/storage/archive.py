@@ -25,8 +25,8 @@ from parl_like.data.storage.tree_encoding import (
     DTYPES,
     MAX_VALUES,
     Count,
+    EncodedComponent,
     Name,
-    Plan,
     StoredArray,
     as_numpy,
     damaged,
@@ -96,11 +96,12 @@ def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] |
         OSError: the disk is full, read-only …; what was at `path` is still there.
     """
     path = Path(os.path.abspath(path))
-    plans = [Plan(path, name, value) for name, value in tree.items()]
+    plans = [EncodedComponent(path, name, value) for name, value in tree.items()]
     twins = {name.casefold() for name in tree}
     if len(twins) < len(tree) or "manifest" in twins:
         raise refusal(path, "component names that differ in more than case, none of them 'manifest'", list(tree), "rename one")
-    body = {"format": FORMAT, "versions": versions(), "meta": Plan(path, "meta", dict(meta or {}), arrays=False).values}
+    described = EncodedComponent(path, "meta", dict(meta or {}), arrays=False)
+    body = {"format": FORMAT, "versions": versions(), "meta": described.values}
     if not over and os.path.lexists(path):  # an archive or an empty directory may be replaced; anything else is somebody's work
         names = os.listdir(path) if path.is_dir() and not path.is_symlink() else ["no directory"]
         if names and (MANIFEST not in names or not all(name.endswith((".json", ".safetensors", ".npy")) for name in names)):
@@ -116,7 +117,7 @@ def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] |
         sync_folder(partial)
 
 
-def _write_component(plan: Plan, folder: Path) -> Component:
+def _write_component(plan: EncodedComponent, folder: Path) -> Component:
     def write(name: str, group: list[tuple[StoredArray, Any]]) -> StoredFile:
         tensors = [tensor for tensor, _ in group]
         numbers = (piece for tensor, value in group for piece in pieces(as_numpy(value, tensor.dtype)))

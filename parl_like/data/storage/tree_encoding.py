@@ -69,11 +69,11 @@ def encode(path: Path, name: str, value: Any) -> tuple[bytes, dict[str, Array]]:
 
     Raises ArchiveError as `write_archive`; it names `path`.
     """
-    plan = Plan(path, name, value)
+    plan = EncodedComponent(path, name, value)
     return plan.text, {label: as_numpy(leaf, stored.dtype) for label, (stored, leaf) in plan.leaves.items()}
 
 
-class Plan:
+class EncodedComponent:
     """One component before it is written: its plain values as JSON, and its arrays still where they are."""
 
     def __init__(self, path: Path, name: str, value: Any, arrays: bool = True) -> None:
@@ -167,7 +167,7 @@ def decode(file: Path, text: bytes, arrays: dict[str, tuple[str, Array]]) -> Any
 
 
 def decode_value(file: Path, value: Any, arrays: dict[str, tuple[str, Array]], depth: int) -> Any:
-    """The inverse of `Plan._encode`; takes every array that it uses out of `arrays`."""
+    """The inverse of `EncodedComponent._encode`; takes every array that it uses out of `arrays`."""
     if depth > MAX_DEPTH:
         raise damaged(file, f"at most {MAX_DEPTH} levels", "more")
     if isinstance(value, list):

@@ -35,7 +35,7 @@ from parl_like.data.storage.safe_files import check_plain, open_file, open_folde
 from parl_like.data.storage.tree_encoding import versions
 from parl_like.lab.config import flat
 from parl_like.lab.yaml_text import dump_yaml, load_yaml
-from parl_like.lab.experiment import Name, Source
+from parl_like.lab.experiment import Name, ExperimentSource
 from parl_like.lab.runs.lock import process_started
 from parl_like.lab.runs.outbox import Outbox, RunError
 from parl_like.lab.text import lines
@@ -76,7 +76,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     evaluated: dict[str, float | None] = {}
     git: Git | None = None
     command: list[str] = []
-    source: Source | None = None
+    source: ExperimentSource | None = None
 
 
 class Result(TypedDict, total=False):
@@ -106,7 +106,7 @@ class RunDir:
 
     @classmethod
     def create(cls, experiment: str, config: Mapping[str, Any], command: Sequence[str] = (),
-               differs: Mapping[str, Any] | None = None, source: Source | None = None) -> RunDir:
+               differs: Mapping[str, Any] | None = None, source: ExperimentSource | None = None) -> RunDir:
         """A new directory (mode 0700) with `run.json` (state running) and `config.yaml`.
 
         Args:
@@ -172,7 +172,7 @@ class RunDir:
         """Replaces fields of `run.json`."""
         self._write_info(msgspec.structs.replace(self.info(), **fields))
 
-    def restarted(self, command: Sequence[str], differs: Mapping[str, Any] | None = None, source: Source | None = None) -> None:
+    def restarted(self, command: Sequence[str], differs: Mapping[str, Any] | None = None, source: ExperimentSource | None = None) -> None:
         """This process continues the run; a result that it had is no longer its own.
 
         Raises:
