@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("parl_like.lab")
 
-REFRESH_S = 0.5  # of the live table
+REFRESH_S = 0.5, 2.0  # of the live table: at first; and from 200 s on, for a recorded terminal keeps every one
 RATE_WINDOW_S = 10.0  # steps/s is that of now, not of the whole run
 MAX_LINES = 12
 WIDTH = 120  # of a plain line
@@ -77,7 +77,7 @@ class Progress:
         time_now = self.clock()
         if time_now < self._next_sample:
             return
-        self._next_sample = time_now + REFRESH_S / 5
+        self._next_sample = time_now + REFRESH_S[0] / 5
         self._recent.append((time_now, step))
         while len(self._recent) > 2 and self._recent[0][0] < time_now - RATE_WINDOW_S:
             self._recent.popleft()
@@ -88,7 +88,7 @@ class Progress:
             if self._screen is None:
                 show(self.stream, line)
         if self._screen is not None and time_now >= self._next_table:
-            self._next_table = time_now + REFRESH_S
+            self._next_table = time_now + min(max(REFRESH_S[0], (time_now - self.started) / 100), REFRESH_S[1])
             self._screen.draw(self.drawn(step, metrics(), self._screen.size()[0] - 1))
 
     @property

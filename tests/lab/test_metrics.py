@@ -457,6 +457,21 @@ def test_metrics_are_asked_for_only_when_shown():
         progress.tick(step, never)
 
 
+def test_the_table_is_drawn_less_often_in_a_long_run(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(Screen, "draw", lambda self, lines: drawn.append(clock.now - 100.0))
+    clock = Clock()
+    progress = Progress("run", 1_000, 0, 1e9, Terminal(), clock)
+    for tenth in range(1, 4_000):
+        clock.now = 100.0 + tenth / 8
+        progress.tick(1, dict)
+    progress.close()
+    assert len([at for at in drawn if at <= 50]) == 100
+    assert 60 <= len([at for at in drawn if 50 < at <= 200]) <= 150
+    late = [at for at in drawn if at > 202]
+    assert {later - at for at, later in zip(late, late[1:], strict=False)} == {2.0}
+
+
 def test_a_terminal_gets_a_table_of_at_most_twelve_lines():
     clock, stream = Clock(), Terminal()
     progress = Progress("run", 1_000, 0, 10.0, stream, clock)
