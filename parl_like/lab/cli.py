@@ -377,9 +377,6 @@ def _parse(words: list[str]) -> argparse.Namespace:
     verb("verify", _verify, "check every checkpoint of a run against its checksums", run)
     verb("doctor", _doctor, "show versions, cores, memory and the extras found")
 
-    if words[:1] in (["worker"], ["keys"]):
-        raise UsageError(f"there is no command {words[0]!r} any more: workers on other machines are actors of a Ray cluster, "
-                         "which begin with the run: parl-like train NAME driver=ray workers.address=ADDRESS")
     # argparse cannot take key=value words from behind an option, so they are taken out beforehand.
     split = bool(words) and words[0] in ("train", "resume", "eval", "play", "marks")
     assignments = [word for word in words if split and _ASSIGNMENT.match(word)]

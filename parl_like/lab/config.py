@@ -46,10 +46,6 @@ class Workers(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     tasks: dict[str, ActorResources] = {}
 
 
-GONE: dict[str, Any] = {"remote": 0, "listen": "tcp://127.0.0.1:5555", "key": "", "allow": ""}
-"""Keys that `Workers` had, with the values by which the run directories of earlier versions say that they were not used."""
-
-
 class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The fields of every robot's configuration. A robot adds its own fields: `class Config(ExperimentConfig, frozen=True,
     kw_only=True)`.
@@ -278,11 +274,6 @@ def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[
     other = short in layer and layer[short] != low.get(short)
     out = {key: value for key, value in low.items() if not (other and key in struct.of_short)}  # type: ignore[attr-defined]
     for key, value in layer.items():
-        if struct is Workers and key in GONE:
-            if value == GONE[key]:
-                continue
-            raise ConfigError(f"{name}: {prefix}{key} is no key any more; workers on other machines are actors of a Ray "
-                              "cluster: driver=ray workers.address=ADDRESS (docs/machines.md)")
         if "parts" in fields and (key not in fields or isinstance(value, Mapping) and not _has_parts(fields[key])):
             for part, leaf in _leaves(value, key):
                 fit(leaf, Any, name, part)

@@ -163,8 +163,8 @@ def _folder(o: ThinkerOptions) -> Path:
 
 
 def _plain(layer: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of a `config_c.yaml`: not what was only noted, and not the `name: null` that earlier versions wrote."""
-    return {key: value for key, value in layer.items() if key != "spaces" and not (key in ("name", "env_n") and value is None)}
+    """The options of a `config_c.yaml` without what was only noted."""
+    return {key: value for key, value in layer.items() if key != "spaces" and not (key == "env_n" and value is None)}
 
 
 def _holds_run(folder: Path) -> bool:

@@ -709,13 +709,6 @@ def test_a_worker_killed_while_its_state_is_asked_for_is_asked_again(tmp_path):
         robot.run(StopAfterSteps(200))
 
 
-@pytest.mark.parametrize("option", ["remote", "listen", "key", "allow"])
-def test_options_of_earlier_versions_say_what_has_taken_their_place(option):
-    with pytest.raises(TypeError, match=f"Processes: {option} is no option any more; workers on other machines are actors of a "
-                                        "Ray cluster"):
-        Processes(**{option: 1})
-
-
 def test_a_worker_whose_message_cannot_be_read_is_replaced(caplog):
     """What else it had sent dies with it: its successor does not stand for it."""
     with drifting(TWO, unrolling) as robot:

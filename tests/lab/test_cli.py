@@ -145,11 +145,6 @@ def test_exit_codes_of_a_stop_and_of_a_failure(command, monkeypatch):
     ("train fake --env=X seed=3 --drc", "unrecognized arguments: --env=X --drc; configuration is written key=value, e.g. "
                                         "total_steps=2000; here: env=X drc=true"),
     ("", "the following arguments are required: VERB; see `parl-like --help`"),
-    ("train fake workers.remote=2", "workers.remote is no key any more; workers on other machines are actors of a Ray cluster: "
-                                    "driver=ray workers.address="),
-    ("worker --connect tcp://host:5555", "there is no command 'worker' any more: workers on other machines are actors of a Ray "
-                                         "cluster"),
-    ("keys robot", "there is no command 'keys' any more: workers on other machines are actors of a Ray cluster"),
 ])
 def test_wrong_usage_is_one_line_and_exit_code_2(command, tmp_path, line, message):
     (tmp_path / "full").mkdir()

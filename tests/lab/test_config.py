@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 import pytest
 
-from parl_like.lab.config import GONE, ExperimentConfig, Workers, differences, fit, parse_assignments, resolve, to_dict
+from parl_like.lab.config import ExperimentConfig, Workers, differences, fit, parse_assignments, resolve, to_dict
 from parl_like.lab.yaml_text import MAX_BYTES, MAX_DEPTH, ConfigError, dump_yaml, load_yaml, load_yaml_file
 from parl_like.robots import single
 
@@ -241,14 +241,6 @@ def test_files_that_cannot_be_read_are_refused(tmp_path):
     for path in (tmp_path / "none.yaml", tmp_path, tmp_path / "latin.yaml"):
         with pytest.raises(ConfigError, match=str(path)):
             load_yaml_file(path)
-
-
-@pytest.mark.parametrize("key", GONE)
-def test_keys_of_earlier_versions_say_what_has_taken_their_place_and_pass_where_they_were_not_used(key):
-    assert resolve(ExperimentConfig, {"workers": {key: GONE[key], "count": 2}}) == ExperimentConfig(workers=Workers(count=2))
-    with pytest.raises(ConfigError, match=f"workers.{key} is no key any more; workers on other machines are actors of a Ray "
-                                          "cluster: driver=ray"):
-        resolve(ExperimentConfig, {"workers": {key: 3}})
 
 
 def test_a_score_to_stop_at_needs_evaluations():

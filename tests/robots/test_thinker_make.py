@@ -575,7 +575,7 @@ def test_a_file_and_keywords_in_both_spellings(tmp_path):
         assert (o.rec_t, o.max_depth, o.model_policy_loss_cost, o.model_fea_loss_cost, o.model_img_loss_cost) == (4, 4, 2, 3, 0)
     with make(savedir=str(tmp_path), xpid="run", stat_mask_type=1) as env:
         saved = load_yaml_file(tmp_path / "run" / "config_c.yaml")
-    (tmp_path / "b.yaml").write_text(dump_yaml({**saved, "xpid": "next", "name": None}))  # as earlier versions wrote it
+    (tmp_path / "b.yaml").write_text(dump_yaml({**saved, "xpid": "next"}))
     with thinker.make(env_fn=Walk, gpu=False, config=tmp_path / "b.yaml") as again:
         assert again.env_n == N and again.options.stat_mask_type == 1 and again.vector.folder == tmp_path / "next"
 

@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 FORK_SERVER = ForkServer("parl_like.drivers.workers.worker:work")
 """Makes the workers of all robots of this process."""
 
-GONE = {"remote", "listen", "key", "allow"}
-"""Options of earlier versions, whose workers could come from other machines."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Processes:
@@ -53,12 +50,6 @@ class Processes:
     period: float = 60.0
     agent_restarts: int = 0
     name: str = field(default="processes", init=False, repr=False)
-
-    def __new__(cls, **options: Any) -> Processes:
-        for name in GONE & options.keys():
-            raise TypeError(f"{cls.__name__}: {name} is no option any more; workers on other machines are actors of a Ray "
-                            "cluster: driver=Ray(address=ADDRESS) of parl_like.drivers.ray.cluster")
-        return super().__new__(cls)
 
     def __post_init__(self) -> None:
         for name in ("workers", "start_limit", "step_limit", "memory_limit", "max_restarts", "period"):

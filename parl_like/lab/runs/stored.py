@@ -128,9 +128,8 @@ def _stored(run: RunDir, overrides: Mapping[str, Any], source: str, free: Set[st
         config: Any = configs.resolve(config_class, tree, overrides)
         if kept := getattr(there, "parts", {}):
             if "robot" not in stored:
-                raise ConfigError(f"{run.config_file} was written by an earlier version, whose keys "
-                                  f"({', '.join(list(kept)[:3])}, …) are no longer read; train anew, or use the version that its "
-                                  "run.json names")
+                raise ConfigError(f"{run.config_file} has {', '.join(list(kept)[:3])}, but no `robot`, which says what each setting "
+                                  "belongs to; put the file back as the run wrote it")
             for key in config.parts.keys() - kept.keys():
                 was = [value for name, value in kept.items() if configs.ends_with(name, key) == ""]
                 if was != [config.parts[key]]:
