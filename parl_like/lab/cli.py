@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from parl_like.lab import config, experiment, text, user_experiments, yaml_text
 from parl_like.lab.yaml_text import UsageError
@@ -303,7 +303,111 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(USAGE)
 
 
-def _parse(words: list[str]) -> argparse.Namespace:
+def _whole(least: int) -> Callable[[str], int]:
+    """Reads a whole number from `least` on."""
+
+    def read(text: str) -> int:
+        if not text.isascii() or not text.isdigit() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"expected a whole number from {least}, got {text!r}")
+        return int(text)
+
+    return read
+
+
+Option = tuple[str, dict[str, Any]]
+"""The name of an argument, and how argparse is to take it."""
+
+
+def _option(name: str, text: str | None = None, **how: Any) -> Option:
+    return name, {"help": text, **how}
+
+
+def _words(text: str) -> Option:
+    return _option("assignments", text, nargs="*", default=[], metavar="key=value")
+
+
+def _checkpoint(default: str, more: str = "") -> Option:
+    return _option("--checkpoint", f"{more}latest, best, or a step; default: {default}", default=default, metavar="WHICH")
+
+
+RUN, RUNS = _option("run", metavar="RUN"), _option("runs", nargs="+", metavar="RUN")
+AGAIN = _words("what names a module, given again (env=module:Id); another eval_score=")
+BEST = _option("--best", "the same as --checkpoint best", dest="checkpoint", action="store_const", const="best")
+EXACT = _option("--exact", "the same as --checkpoint exact: the newest of the schedule; what came after it is done again, and "
+                           "the run's trace is that of one that was never interrupted", dest="checkpoint",
+                action="store_const", const="exact")
+SOURCE = _option("--from", "file or module that registers the run's experiment, where that is your own", dest="source",
+                 default="", metavar="FILE")
+
+
+class Verb(NamedTuple):
+    """A command: its name, its line of help, the function that does it, and its arguments."""
+
+    name: str
+    help: str
+    do: Callable[[argparse.Namespace], int | None]
+    options: tuple[Option, ...]
+
+
+AFTER, NEWEST = "default: as after training", "newest (the last that no failure made), exact (see --exact), "
+
+VERBS = (
+    Verb("train", "train an experiment in a new run directory", _train, (
+        _option("experiment", "one of `parl-like list`, or your own: FILE.py, FILE.py:NAME, package.module:NAME",
+                metavar="EXPERIMENT"),
+        _words("configuration, e.g. total_steps=20000 seed=3 hidden=[64,64]"),
+        _option("--config", "YAML file of configuration values; key=value words come before it", metavar="FILE"),
+        _option("--show-config", "print all that can be set, as it is, and stop", action="store_true"),
+    )),
+    Verb("resume", "continue a run from its last checkpoint", _resume, (
+        RUN, _words("e.g. total_steps=40000"),
+        _checkpoint("newest", NEWEST), EXACT, SOURCE,
+    )),
+    Verb("eval", "evaluate a trained run without exploration", _eval, (
+        RUN, AGAIN,
+        _option("--episodes", AFTER, type=_whole(1), default=0, metavar="N"),
+        _option("--seed", AFTER, type=_whole(0), metavar="N"), _checkpoint("latest"), BEST, SOURCE,
+    )),
+    Verb("play", "record episodes of a trained run as GIF files; of a planning robot also its plans", _play, (
+        RUN, AGAIN,
+        _option("--episodes", type=_whole(1), default=1, metavar="N"), _option("--seed", type=_whole(0), metavar="N"),
+        _option("--steps", "stop after so many env steps (default: at the end)", type=_whole(1), default=0, metavar="N"),
+        _checkpoint("latest"), BEST, SOURCE,
+    )),
+    Verb("list", "list the experiments, and the runs in runs/", _list, (
+        _option("--runs", "where runs are (default: runs)", default="runs", metavar="DIR"),
+        _option("--spaces", "instead: which algorithm takes which actions, observations, masks, memory", action="store_true"),
+        SOURCE,
+    )),
+    Verb("plot", "draw the learning curve of one or several runs", _plot, (
+        RUNS,
+        _option("--out", "the picture (png, svg or pdf)", metavar="FILE"),
+        _option("--metric", "column of metrics.csv (default: return/mean)", metavar="KEY"),
+    )),
+    Verb("report", "compare what groups of runs have reached, as a Markdown table", _report, (
+        RUNS,
+        _option("--mark", "a score to be reached (default: what the experiment expects)", type=float, metavar="X"),
+        _option("--out", "also write report.md, .html, .csv, runs.csv and pictures there", metavar="DIR"),
+    )),
+    Verb("marks", "train experiments with several seeds, and keep their scores in a file and a table", _marks, (
+        _option("names", "experiments (default: all that expect something)", nargs="*", metavar="EXPERIMENT"),
+        _words("configuration on top of the experiments'"),
+        _option("--seeds", "train with the seeds 0 … N - 1 (default: 5)", type=_whole(1), default=5, metavar="N"),
+        _option("--jobs", "runs at a time (default: 1)", type=_whole(1), default=1, metavar="N"),
+        _option("--out", "default: docs/marks.json; the table is written beside it, as .md", default="docs/marks.json",
+                metavar="FILE"),
+        _option("--runs", "where the run directories are (default: runs/marks)", default="runs/marks", metavar="DIR"),
+    )),
+    Verb("bench", "run a benchmark of the repository; without a name: list them", _bench, (
+        _option("name", nargs="?", metavar="NAME"),
+        _option("rest", "passed on to the benchmark", nargs=argparse.REMAINDER, metavar="args"),
+    )),
+    Verb("verify", "check every checkpoint of a run against its checksums", _verify, (RUN,)),
+    Verb("doctor", "show versions, cores, memory and the extras found", _doctor, ()),
+)
+
+
+def _parser() -> _Parser:
     common = _Parser(add_help=False)
     common.add_argument("--json", action="store_true", help="JSON on standard output, for machines; the rest on standard error")
     common.add_argument("--traceback", "--debug", dest="debug", action="store_true",
@@ -311,72 +415,16 @@ def _parse(words: list[str]) -> argparse.Namespace:
     parser = _Parser(prog="parl-like", description="Train robots made of computation tasks that many agents share.",
                      epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
+    for verb in VERBS:
+        one = verbs.add_parser(verb.name, parents=[common], help=verb.help, description=verb.help)
+        one.set_defaults(verb=verb.do)
+        for name, how in verb.options:
+            one.add_argument(name, **how)
+    return parser
 
-    def verb(name: str, do: Callable[[argparse.Namespace], int | None], text: str, *options: tuple[str, dict[str, Any]]) -> None:
-        one = verbs.add_parser(name, parents=[common], help=text, description=text)
-        one.set_defaults(verb=do)
-        for option, how in options:
-            one.add_argument(option, **how)
 
-    def option(name: str, text: str | None = None, **how: Any) -> tuple[str, dict[str, Any]]:
-        return name, {"help": text, **how}
-
-    def words_of(text: str) -> tuple[str, dict[str, Any]]:
-        return option("assignments", text, nargs="*", default=[], metavar="key=value")
-
-    def checkpoint(default: str, more: str = "") -> tuple[str, dict[str, Any]]:
-        return option("--checkpoint", f"{more}latest, best, or a step; default: {default}", default=default, metavar="WHICH")
-
-    best = option("--best", "the same as --checkpoint best", dest="checkpoint", action="store_const", const="best")
-
-    newest = "newest (the last that no failure made), exact (see --exact), "
-    exact = option("--exact", "the same as --checkpoint exact: the newest of the schedule; what came after it is done again, and "
-                              "the run's trace is that of one that was never interrupted", dest="checkpoint",
-                   action="store_const", const="exact")
-    run, runs = option("run", metavar="RUN"), option("runs", nargs="+", metavar="RUN")
-    again = words_of("what names a module, given again (env=module:Id); another eval_score=")
-    source = option("--from", "file or module that registers the run's experiment, where that is your own", dest="source",
-                    default="", metavar="FILE")
-    after = "default: as after training"
-    verb("train", _train, "train an experiment in a new run directory",
-         option("experiment", "one of `parl-like list`, or your own: FILE.py, FILE.py:NAME, package.module:NAME",
-                metavar="EXPERIMENT"),
-         words_of("configuration, e.g. total_steps=20000 seed=3 hidden=[64,64]"),
-         option("--config", "YAML file of configuration values; key=value words come before it", metavar="FILE"),
-         option("--show-config", "print all that can be set, as it is, and stop", action="store_true"))
-    verb("resume", _resume, "continue a run from its last checkpoint", run, words_of("e.g. total_steps=40000"),
-         checkpoint("newest", newest), exact, source)
-    verb("eval", _eval, "evaluate a trained run without exploration", run, again,
-         option("--episodes", after, type=_whole(1), default=0, metavar="N"),
-         option("--seed", after, type=_whole(0), metavar="N"), checkpoint("latest"), best, source)
-    verb("play", _play, "record episodes of a trained run as GIF files; of a planning robot also its plans", run, again,
-         option("--episodes", type=_whole(1), default=1, metavar="N"), option("--seed", type=_whole(0), metavar="N"),
-         option("--steps", "stop after so many env steps (default: at the end)", type=_whole(1), default=0, metavar="N"),
-         checkpoint("latest"), best, source)
-    verb("list", _list, "list the experiments, and the runs in runs/",
-         option("--runs", "where runs are (default: runs)", default="runs", metavar="DIR"),
-         option("--spaces", "instead: which algorithm takes which actions, observations, masks, memory", action="store_true"),
-         source)
-    verb("plot", _plot, "draw the learning curve of one or several runs", runs,
-         option("--out", "the picture (png, svg or pdf)", metavar="FILE"),
-         option("--metric", "column of metrics.csv (default: return/mean)", metavar="KEY"))
-    verb("report", _report, "compare what groups of runs have reached, as a Markdown table", runs,
-         option("--mark", "a score to be reached (default: what the experiment expects)", type=float, metavar="X"),
-         option("--out", "also write report.md, .html, .csv, runs.csv and pictures there", metavar="DIR"))
-    verb("marks", _marks, "train experiments with several seeds, and keep their scores in a file and a table",
-         option("names", "experiments (default: all that expect something)", nargs="*", metavar="EXPERIMENT"),
-         words_of("configuration on top of the experiments'"),
-         option("--seeds", "train with the seeds 0 … N - 1 (default: 5)", type=_whole(1), default=5, metavar="N"),
-         option("--jobs", "runs at a time (default: 1)", type=_whole(1), default=1, metavar="N"),
-         option("--out", "default: docs/marks.json; the table is written beside it, as .md", default="docs/marks.json",
-                metavar="FILE"),
-         option("--runs", "where the run directories are (default: runs/marks)", default="runs/marks", metavar="DIR"))
-    verb("bench", _bench, "run a benchmark of the repository; without a name: list them",
-         option("name", nargs="?", metavar="NAME"),
-         option("rest", "passed on to the benchmark", nargs=argparse.REMAINDER, metavar="args"))
-    verb("verify", _verify, "check every checkpoint of a run against its checksums", run)
-    verb("doctor", _doctor, "show versions, cores, memory and the extras found")
-
+def _parse(words: list[str]) -> argparse.Namespace:
+    parser = _parser()
     # argparse cannot take key=value words from behind an option, so they are taken out beforehand.
     split = bool(words) and words[0] in ("train", "resume", "eval", "play", "marks")
     assignments = [word for word in words if split and _ASSIGNMENT.match(word)]
@@ -403,14 +451,3 @@ def _as_assignments(words: Sequence[str]) -> str:
         elif pairs and len(pairs[-1]) == 1:
             pairs[-1].append(word)
     return " ".join(f"{key}={value[0] if value else 'true'}" for key, *value in pairs)
-
-
-def _whole(least: int) -> Callable[[str], int]:
-    """Reads a whole number from `least` on."""
-
-    def read(text: str) -> int:
-        if not text.isascii() or not text.isdigit() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"expected a whole number from {least}, got {text!r}")
-        return int(text)
-
-    return read
