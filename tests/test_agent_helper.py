@@ -468,7 +468,7 @@ def test_memory_is_fed_back_stored_and_reset_at_the_start_of_every_episode(store
         helper = robot.agents[0].helpers["RL"]
         if store:
             assert rows(robot)["state.seen"].tolist() == [0, 1, 2, 0, 1, 2, 0]  # before the action
-        assert helper._state[0] in (1.0, 2.0)
+        assert helper.acting.state[0] in (1.0, 2.0)
         robot.run(StopAfterSteps(2))  # each goes on where it was
         if store:
             assert rows(robot)["state.seen"].tolist() == [0, 1, 2, 0, 1, 2, 0, 1]

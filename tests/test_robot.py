@@ -997,7 +997,7 @@ class Boom(Hook):
 
     def post_act(self, agent):
         helpers = [each.helpers["RL"] for each in agent.robot.agents]
-        if all(h._pending and not h.comm.is_served(h._pending[0][0]) for h in helpers):
+        if all(h.sender.pending and not h.comm.is_served(h.sender.pending[0][0]) for h in helpers):
             raise ValueError("boom")
 
 

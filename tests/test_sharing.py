@@ -275,7 +275,7 @@ def test_no_tensor_and_no_gradient_leave_a_task():
         def run_one_episode(self):
             obs, _ = self.env.reset()
             self.helpers["RL"].predict(obs)
-            ticket = self.helpers["RL"]._last[1]
+            ticket = self.helpers["RL"].acting.last[1]
             self.robot.seen = [*ticket.values()]
             self.robot.request_stop()
 

@@ -5,15 +5,18 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
+from parl_like.agents.helper_context import HelperContext
+from parl_like.agents.row_format import DURATION
 from parl_like.data.buffers.episodes import CachedReplayBuffer
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.environment.factory import REWARD_WEIGHTS, reward_shape
 from parl_like.learning.explorers import Beta, Candidates, Explorer, Gaussian, Noisy
 from parl_like.learning.explorers.base import lacks
 from parl_like.values.errors import unknown
@@ -22,22 +25,22 @@ from parl_like.values.spec import SpecError
 ORDER = "; store takes obs, act, rew, obs_next, terminated, truncated in this order"
 
 
-def check_places(helper: Any, obs: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any) -> None:
+def check_places(context: HelperContext, obs: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any) -> None:
     """Raise SpecError where the observations of a row, or its flags, have changed places, which fit either field.
 
     The row is the environment's last step, each where the other belongs. A row of several steps (the one of a goal, say) may end
     otherwise than the last of them.
     """
-    env = helper.agent.env
+    env = context.agent.env
     last = () if env is None else env.last
     if not last or last[1] is None:
         return
     if obs is last[0] and obs_next is not obs:
-        raise SpecError(f"task {helper.name!r}, field 'obs': expected the observation that was acted on, got the one that the "
+        raise SpecError(f"task {context.name!r}, field 'obs': expected the observation that was acted on, got the one that the "
                         "environment gave last, which is obs_next")
     step = rew is last[2] and obs_next is last[0]
     if step and terminated is last[4] and truncated is last[3] and bool(terminated) != bool(truncated):
-        raise SpecError(f"task {helper.name!r}, field 'terminated': expected what the environment said, {last[3]}, got what it "
+        raise SpecError(f"task {context.name!r}, field 'terminated': expected what the environment said, {last[3]}, got what it "
                         f"said of truncated, {last[4]}")
 
 
@@ -80,15 +83,28 @@ def check_outputs(helper: Any) -> None:
                                 f"the action space, got {('N', *got)}; look at {where}")
 
 
-def check_rows(helper: Any, transforms: Iterable[Any]) -> None:
-    """Raises ValueError where the task's algorithm, or a transform, needs others than the rows that this helper sends."""
-    if not helper.learns or helper.mode == "test":
+def check_rows(helper: Any, keeps: bool) -> None:
+    """Raises ValueError where the task's algorithm, or a transform, needs others than the rows that this helper sends; `keeps`:
+    whether it has a buffer."""
+    context: HelperContext = helper.context
+    window, algorithm, kind = context.window, context.task.algorithm, type(helper).__name__
+    if window.n_step > 1 and DURATION in helper.extras:
+        raise ValueError(f"{context.where}: rows with durations look n steps ahead already; set n_step=1, got {window.n_step}")
+    if context.mode == "test":
+        return
+    if helper.store_info and context.task.train and not keeps:
+        raise ValueError(f"{context.where}: {kind} keeps no rows, so it cannot store_info; use a helper with a buffer, such as "
+                         "OffPolicyHelper")
+    if not helper.learns:
         return
     if isinstance(helper.explorer, Candidates) and not helper.sends_returns:
-        raise ValueError(f"{helper.where}: {type(helper.task.algorithm).__name__} learns from the returns of candidates, "
-                         f"{type(helper).__name__} sends rows; use PopulationHelper")
-    for transform in transforms:
-        transform.check_window(helper.window)
+        raise ValueError(f"{context.where}: {type(algorithm).__name__} learns from the returns of candidates, {kind} sends rows; "
+                         "use PopulationHelper")
+    for transform in context.chain:
+        transform.check_window(window)
+    if getattr(algorithm, "one_reward", False) and (shape := reward_shape(context.agent.env)):
+        raise ValueError(f"{context.where}: the environment gives rewards of shape {shape}, and {type(algorithm).__name__} "
+                         f"learns from one number a step; {REWARD_WEIGHTS}")
 
 
 def check_buffer(helper: Any, buffer: Any) -> None:
@@ -105,7 +121,7 @@ def check_buffer(helper: Any, buffer: Any) -> None:
                 "(save_only_last_obs); for single frames use the transform FrameStacker")
 
 
-def check_reward(helper: Any, rew: Any) -> None:
+def check_reward(context: HelperContext, rew: Any) -> None:
     """Raises SpecError for an infinite reward, or several of which one is; what is no number the buffer refuses by itself."""
     try:
         if math.isfinite(rew):
@@ -114,7 +130,7 @@ def check_reward(helper: Any, rew: Any) -> None:
         pass  # several rewards, or none
     with suppress(TypeError):
         if np.isinf(rew).any():
-            raise SpecError(f"{helper.agent}: task {helper.name!r}, field 'rew': expected a finite number, got {rew!r:.200}; "
+            raise SpecError(f"{context.agent}: task {context.name!r}, field 'rew': expected a finite number, got {rew!r:.200}; "
                             "mend the environment, or let its agent drop or replace what is not finite (on_bad_value)")
 
 
@@ -135,12 +151,3 @@ def check_kind(owner: str, buffer: Any) -> None:
     if not isinstance(buffer, (ReplayBuffer, CachedReplayBuffer)):
         raise TypeError(f"{owner} gives {type(buffer).__name__}; expected a ReplayBuffer or PrioritizedReplayBuffer, of which "
                         "rows can be drawn while their episodes go on; fill others by hand, from an agent of your own")
-
-
-def memory_of(helper: Any, out: Mapping[str, Any]) -> list[Any]:
-    """A recurrent model's memory after a prediction. Raises SpecError where the prediction lacks a part of it."""
-    names = helper.format.state.keys()
-    if missing := names - out.keys():
-        raise SpecError(f"{helper.agent}: task {helper.name!r}, field {min(missing)!r}: expected in the output of predict, got "
-                        f"{', '.join(out)}; this model has a memory, so the algorithm must return `state`")
-    return [out[name] for name in names]

@@ -69,7 +69,7 @@ class OffPolicyHelper(AgentHelper):
         super().allocate(buffer, specs)
         # So many rows, wherever they lie, have one that a whole sequence follows.
         self.warmup = max(self.warmup, self.window.sequence * buffer.n_lanes)
-        self.random_until = self._random_steps = -(-self.random_steps // buffer.n_lanes) * len(self.lanes)
+        self.acting.random_until = self.acting.random_steps = -(-self.random_steps // buffer.n_lanes) * len(self.lanes)
 
     def _check_window(self) -> None:
         if self.window.in_order:
@@ -83,12 +83,13 @@ class OffPolicyHelper(AgentHelper):
                                  "ReplayBuffer")
 
     def _after_store(self, rows: int, ended: int) -> None:
-        if self._collecting or self.learn_every is None:
+        if self.acting.collecting or self.learn_every is None:
             return  # not counted either, or the first step after a long collection would send hundreds of requests
         due, self._since = divmod(self._since + rows, self.learn_every)
         if due and self.ready():
-            self._at_once = due * self.updates  # an agent that does not wait for updates is those of one step ahead
-            for _ in range(self._at_once):
+            # An agent that does not wait for updates is those of one step ahead.
+            requests = self.sender.most_open = due * self.updates
+            for _ in range(requests):
                 self._learn()
 
     def ready(self) -> bool:
@@ -105,7 +106,7 @@ class OffPolicyHelper(AgentHelper):
         return self._since > 0
 
     def _learn(self) -> dict[str, Any] | None:
-        return self._send(*self.draw(self.batch_size))
+        return self.sender.send(*self.draw(self.batch_size))
 
     def draw(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, Any]], None] | None]:
         """`n` random rows to learn from, and what is to be called with the training return, if anything."""
@@ -149,22 +150,22 @@ class OffPolicyHelper(AgentHelper):
         """The rows at these positions of the buffer with what the algorithm's window asks for."""
         buffer, window = self.buffer, self.window
         assert buffer is not None
-        if self._changes:
-            self._prepare()
+        if self.acting.changes:
+            self.acting.prepare()
         if window.sequence > 1 or window.burn_in:
             positions, valid = buffer.sequences(indices, window.sequence, window.burn_in)
             flat = positions.ravel()
-            rows = self._replayed(buffer.gather(flat), flat, flat, valid.ravel())
+            rows = self.writer.replayed(buffer.gather(flat), flat, flat, valid.ravel())
             out = {name: column.reshape(*positions.shape, *column.shape[1:]) for name, column in rows.items()}
-            out |= {name: out[name][:, 0] for name in self._state_specs if name in out}
+            out |= {name: out[name][:, 0] for name in self.format.state if name in out}
             if isinstance(buffer, PrioritizedReplayBuffer):
                 out["weight"] = buffer.weights(indices)  # of the sequence
             return {**out, "valid": valid}
         if window.n_step == 1:
-            return self._replayed(buffer.gather(indices), indices, indices)
+            return self.writer.replayed(buffer.gather(indices), indices, indices)
         ahead = buffer.n_step(indices, window.n_step)
         last = ahead["last_index"]
-        return self._replayed({**buffer.gather(indices, last), "rew": ahead["rew"], "valid": ahead["valid"]}, indices, last)
+        return self.writer.replayed({**buffer.gather(indices, last), "rew": ahead["rew"], "valid": ahead["valid"]}, indices, last)
 
     def state_dict(self) -> dict[str, Any]:
         return {**super().state_dict(), "since": self._since}

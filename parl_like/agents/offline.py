@@ -97,8 +97,8 @@ class OfflineHelper(OffPolicyHelper):
     ) -> None:
         """Offline data does not grow; the step counts for `learn_every`."""
         if self.mode != "test" and self.buffer is not None:
-            n = 1 if not self._vector else len(self.lanes) if mask is None else int(mask.sum())
-            self.steps += n
+            n = 1 if not self.agent.vector else len(self.lanes) if mask is None else int(mask.sum())
+            self.acting.steps += n
             self._after_store(n, int(np.sum(np.logical_or(terminated, truncated))))
 
     def interrupt(self, rows: Array | None = None) -> None:

@@ -75,11 +75,12 @@ class OnPolicyHelper(AgentHelper):
         return not self.wait or learners > 1 or lags
 
     def _after_store(self, rows: int, ended: int) -> None:
-        if self.task.learns != self._learns:
-            self._learns = self.task.learns
+        learns = self.context.task.learns
+        if learns != self._learns:
+            self._learns = learns
             self._renewed = self._renewed[1], self._unrolled
         self._unrolled += 1
-        if not self._collecting:
+        if not self.acting.collecting:
             if self._unrolled >= self.unroll:
                 self._learn()
         elif self._unrolled > self.unroll:
@@ -89,7 +90,7 @@ class OnPolicyHelper(AgentHelper):
     def _learn(self) -> dict[str, Any] | None:
         self.comm.check_caller()  # before any row is taken
         # An agent that waits does not overwrite its rows, and those of several agents are joined, so copied, anyway.
-        return self._send(self.take(copy=not self.wait or len(self.agent.robot.agents) == 1))
+        return self.sender.send(self.take(copy=not self.wait or len(self.agent.robot.agents) == 1))
 
     def take(self, copy: bool = True) -> dict[str, Array]:
         """All rows since the last call, in time order per environment, with `last` marking every cut; the buffer forgets them.
@@ -107,10 +108,10 @@ class OnPolicyHelper(AgentHelper):
         if not any(len(at) for at, _, _ in found):
             raise NotEnoughRows(f"{self.where}: {self._nothing}; store more steps before learning")
         assert self.buffer is not None
-        if self._changes:
-            self._prepare()
+        if self.acting.changes:
+            self.acting.prepare()
         with self.buffer.lock:
-            segments = [self._replayed(rows, at, at) for at, rows, _ in found if len(at)]
+            segments = [self.writer.replayed(rows, at, at) for at, rows, _ in found if len(at)]
         for segment in segments:
             segment["last"] = segment["terminated"] | segment["truncated"]
             segment["last"][-1] = True
@@ -118,7 +119,7 @@ class OnPolicyHelper(AgentHelper):
         copy = copy or len(segments) > 1 or self._keeps
         out = {name: np.concatenate([s[name] for s in segments]) for name in segments[0]} if copy else segments[0]
         self._forget()
-        if self._keeps_policy and not self.store_policy:
+        if self.writer.policy and not self.store_policy:
             del out["policy.log_prob"]
         return out
 

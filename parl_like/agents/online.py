@@ -9,8 +9,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.agents.actor import Actor
 from parl_like.agents.helper import AgentHelper
+from parl_like.agents.helper_context import HelperContext
 from parl_like.learning.algorithm import Algorithm
 from parl_like.learning.explorers import EpsilonGreedy, Explorer, random_actions
 from parl_like.learning.model import ArrayModel
@@ -42,13 +42,13 @@ class OnlineHelper(AgentHelper):
     def __init__(self, *, explorer: Explorer | None = None) -> None:
         super().__init__(explorer=explorer)
 
-    def bind(self, name: str, agent: Actor, *args: Any, **options: Any) -> None:
-        super().bind(name, agent, *args, **options)
-        task, model, driver = self.task, self.model, agent.robot.driver_name
+    def bind(self, context: HelperContext) -> None:
+        super().bind(context)
+        task, model, driver = self.context.task, self.model, context.agent.robot.driver_name
         for wrong, there, mend in (
             (not isinstance(model, ArrayModel), type(model).__name__, "give the algorithm an ArrayModel"),
             (driver != "cooperative", f"driver {driver!r}", "use driver='cooperative'"),
-            (self._vector, "a vector environment", "give each agent one environment"),
+            (context.agent.vector, "a vector environment", "give each agent one environment"),
             (getattr(self.explorer, "given", None), type(self.explorer).__name__, "take an explorer whose noise is not an input"),
             ("act" not in model.act_specs, f"an action of {model.act_space}", "take one array as the action"),
             (self.window.rows > 1, repr(self.window), "let the algorithm ask for single rows"),
@@ -58,15 +58,16 @@ class OnlineHelper(AgentHelper):
             if wrong:
                 raise ValueError(f"{self.where}: OnlineHelper learns from single rows in the agent itself, and there is {there}; "
                                  f"{mend}, or learn with OffPolicyHelper")
-        self._trains = self.mode != "test" and task.train
+        self._trains = self.context.mode != "test" and task.train
         self._algorithm, self._row, self._asked = task.algorithm, Batch(), Batch()
         self._fields, self._inputs = self._row.__dict__, self._asked.__dict__  # `batch.obs = obs` would cost 10 % of a step
-        space = model.obs_space if self._plain else None
+        space = model.obs_space if self.format.plain else None
         self._n = int(space.n) if isinstance(space, gym.spaces.Discrete) and not space.start else 0
+        self._plain, self._unmapped, self._noise = self.format.plain, self.writer.unmapped, self.acting.noise
         self._follows = type(task.algorithm).follow is not Algorithm.follow
-        self._queue = self.comm.wrapper.predictions
+        self._queue = self.context.comm.wrapper.predictions
         self._dtype = model.act_space.dtype if isinstance(model.act_space, gym.spaces.Box) else None
-        self._marked = bool(self._marks.names)  # which a learner of numbers is not told
+        self._marked = bool(self.writer.marks.names)  # which a learner of numbers is not told
         self._learner: Any = task.algorithm.row_learner() if self._n and self._unmapped and not self._marked else None
         self._acts = self._learner is not None and type(self.explorer) is EpsilonGreedy
         self._result: Any = {}  # of the newest update
@@ -82,8 +83,8 @@ class OnlineHelper(AgentHelper):
         super().interrupt(rows)
 
     def predict(self, obs: Any) -> Any:
-        if self.agent.signal is not None:
-            self.agent.obey()
+        if self.context.agent.signal is not None:
+            self.context.agent.obey()
         return self._chosen(obs)
 
     def _chosen(self, obs: Any) -> Any:
@@ -91,7 +92,7 @@ class OnlineHelper(AgentHelper):
         if not (obs.__class__ is int and 0 <= obs < self._n):
             obs = self._converted(obs)
         self._inputs["obs"] = obs
-        if self.collecting == "random":
+        if self.acting.collecting == "random":
             masks = {"mask": np.asarray(obs["mask"])} if not self._plain and "mask" in obs else {}
             return self._queue.actions(random_actions(self.model.act_space, self.rng, 1, masks))[0]  # type: ignore[index]
         noise = None
@@ -100,7 +101,7 @@ class OnlineHelper(AgentHelper):
             if self._acts:
                 return self._learner.act(obs, noise)
         attributes = algorithm.__dict__  # past `__setattr__`
-        before, attributes["mode"] = algorithm.mode, self.mode
+        before, attributes["mode"] = algorithm.mode, self.context.mode
         try:
             out = algorithm.predict(self._asked)
         finally:
@@ -122,7 +123,7 @@ class OnlineHelper(AgentHelper):
             SpecError: a value does not fit its field, or the reward is not finite; nothing was learned.
             Diverged: see `ComputationTask.learn_row`.
         """
-        if self.mode == "test":
+        if self.context.mode == "test":
             return
         n = self._n
         if not (obs.__class__ is int and 0 <= obs < n):
@@ -132,23 +133,23 @@ class OnlineHelper(AgentHelper):
         if not isfinite(rew):
             raise SpecError(f"{self.where}, field 'rew': expected a finite number, got {rew!r}; mend the environment, or drop "
                             "such steps with Agent(on_bad_value='drop')")
-        self.steps += 1
+        self.acting.steps += 1
         marks = self._next_marks(terminated or truncated) if self._marked else ()
-        if self._trains and not self.collecting:
+        if self._trains and not self.acting.collecting:
             if not self._unmapped:
-                act = self._raw_acts(act)[0]
+                act = self.writer.policy_units(act)[0]
             if self._looks_ahead:
                 self._look_ahead(obs, act, rew, obs_next, terminated, truncated, *marks)
             else:
                 self._learn_row(None, obs, act, rew, obs_next, terminated, truncated, *marks)
-        if not self.steps % TURN:
-            self.comm.wrapper.trainings.last_result = self._results()
-            self.agent.robot._driver.rest(self.agent)
+        if not self.acting.steps % TURN:
+            self.context.comm.wrapper.trainings.last_result = self._results()
+            self.context.agent.robot._driver.rest(self.context.agent)
 
     def _next_marks(self, ends: Any) -> tuple[Any, ...]:
         """Return where the row that is stored now stands in its lane."""
-        marks = self._marks.values(0)
-        self._marks.stored(0, np.bool_(ends))
+        marks = self.writer.marks.values(0)
+        self.writer.marks.stored(0, np.bool_(ends))
         return marks
 
     def _look_ahead(self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, *marks: Any) -> None:
@@ -173,15 +174,15 @@ class OnlineHelper(AgentHelper):
         if self._open is not None:
             (row, obs_next), self._open = self._open, None
             act = self._chosen(obs_next)
-            self._learn_row(act if self._unmapped else self._raw_acts(act)[0], *row)
+            self._learn_row(act if self._unmapped else self.writer.policy_units(act)[0], *row)
 
     def _learn_row(self, next_act: Any, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any,
                    *marks: Any) -> None:
         if self._follows:
-            self.task.follow(self.agent.robot.env_steps)
+            self.context.task.follow(self.context.agent.robot.env_steps)
         if self._learner is not None:
             try:
-                self._result = self.task.learn_numbers(
+                self._result = self.context.task.learn_numbers(
                     self._learner, obs, act, rew, obs_next, terminated, -1 if next_act is None else next_act)
             except IndexError as error:
                 raise SpecError(f"{self.where}: {error}") from None
@@ -190,10 +191,10 @@ class OnlineHelper(AgentHelper):
         fields["obs"], fields["act"], fields["rew"], fields["obs_next"] = obs, act, rew, obs_next
         fields["terminated"], fields["truncated"] = terminated, truncated
         if marks:
-            fields.update(zip(self._marks.names, marks, strict=True))
+            fields.update(zip(self.writer.marks.names, marks, strict=True))
         if self._looks_ahead:
             fields["next_act"], fields["has_next"] = act if next_act is None else next_act, next_act is not None
-        self._result = self.task.learn_row(self._row)
+        self._result = self.context.task.learn_row(self._row)
 
     def _results(self) -> Mapping[str, Any]:
         result = self._result

@@ -10,6 +10,7 @@ import numpy as np
 
 from parl_like.agents.actor import Actor
 from parl_like.agents.helper import AgentHelper
+from parl_like.agents.helper_context import HelperContext
 from parl_like.learning.explorers import Candidates
 from parl_like.values.spec import Array, SpecError
 
@@ -41,19 +42,19 @@ class PopulationHelper(AgentHelper):
         self._scores: list[float] = []  # of this agent's episodes of the generation, in their order
         self._score = 0.0  # of the open one, so far
 
-    def bind(self, name: str, agent: Actor, *args: Any, **options: Any) -> None:
-        super().bind(name, agent, *args, **options)
+    def bind(self, context: HelperContext) -> None:
+        super().bind(context)
         algorithm: Any = self.task.algorithm
         for wrong, there, mend in (
             (not isinstance(self.explorer, Candidates), type(self.explorer).__name__, "take an algorithm such as ES, CEM or ARS"),
-            (self._vector, "a vector environment", "give each agent one environment"),
+            (context.agent.vector, "a vector environment", "give each agent one environment"),
             (not self.wait, "mode 'async'", "use mode='sync'"),
         ):
             if wrong:
                 raise ValueError(f"{self.where}: PopulationHelper evaluates a candidate of a population in each episode, and "
                                  f"there is {there}; {mend}")
         self.population = int(algorithm.population)
-        self._base = agent.robot.common_seed
+        self._base = context.agent.robot.common_seed
         self._evaluates = self.mode != "test" and self.task.train
 
     def episode_seed(self) -> int | None:
@@ -67,7 +68,7 @@ class PopulationHelper(AgentHelper):
             numbers = self._number(np.arange(len(self._scores)))
             rows = {"candidate": numbers // self.episodes, "episode": numbers % self.episodes,
                     "episodes": np.full(len(numbers), self.episodes), "score": np.array(self._scores)}
-            while not self._send(rows):  # nothing was learned, for others are still at theirs
+            while not self.sender.send(rows):  # nothing was learned, for others are still at theirs
                 if self.agent.signal is None:
                     raise ValueError(f"{self.where}: an update had the returns of only some of {self.population * self.episodes} "
                                      "episodes; let all agents learn together, so set no training_rule")
@@ -100,7 +101,7 @@ class PopulationHelper(AgentHelper):
             return
         if not isfinite(rew):
             raise SpecError(f"{self.where}, field 'rew': expected a finite number, got {rew!r}; mend the environment")
-        self.steps += 1
+        self.acting.steps += 1
         self._score += float(rew)
         if (terminated or truncated) and not self.collecting:
             self._scores.append(self._score)

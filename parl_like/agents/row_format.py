@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from parl_like.agents.helper_context import HelperContext
 from parl_like.data.buffers.fields import FLAGS, is_part
 from parl_like.data.transforms import Transforms
 from parl_like.environment.factory import reward_shape
@@ -58,9 +59,8 @@ class RowFormat:
     """The format of a task's rows, by its model's inputs and the transforms before them.
 
     Args:
-        agent, task: Their names, for messages.
-        model: Has `inputs()`, `act_space` and `act_specs`.
-        env: The agent's environment, which knows the space of raw observations and of rewards; None: there is none.
+        context: The agent, whose environment knows the spaces of raw observations and rewards, and the task's model.
+        transforms: The helper's own chain.
         obs_space: The space of raw observations, where it is not the environment's.
 
     Attributes:
@@ -69,10 +69,9 @@ class RowFormat:
         plain: One array without transforms: observations pass as they are.
     """
 
-    def __init__(self, agent: str, task: str, model: Any, env: Any, transforms: Transforms,
-                 obs_space: gym.Space[Any] | None) -> None:
-        inputs: dict[str, Spec] = model.inputs()
-        self.agent, self.task, self._model, self._env = agent, task, model, env
+    def __init__(self, context: HelperContext, transforms: Transforms, obs_space: gym.Space[Any] | None) -> None:
+        self.agent, self.task, self._model, self._env = str(context.agent), context.name, context.model, context.agent.env
+        inputs: dict[str, Spec] = self._model.inputs()
         self.inputs = [n for n in inputs if is_part(n, "obs")]
         self.state = {n: s for n, s in inputs.items() if n.startswith("state")}
         self._obs_space: gym.Space[Any] | None = None  # of raw observations, where it is not the model's

@@ -22,6 +22,7 @@ import numpy as np
 from parl_like.agents.agent import Agent
 from parl_like.agents.helper import AgentHelper
 from parl_like.agents.helper_checks import check_kind
+from parl_like.agents.helper_context import HelperContext
 from parl_like.agents.on_policy import OnPolicyHelper
 from parl_like.agents.row_counts import RowCounts, cut_remark
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
@@ -299,7 +300,8 @@ class AgentPool:
         for agent, helper, seed in zip(agents, helpers, seeds, strict=True):
             communicator = wrapper.create_communicator(agent, self._driver)
             lanes, lane = range(lane, lane + agent.n_envs), lane + agent.n_envs
-            helper.bind(name, agent, communicator, lanes, buffer, np.random.default_rng(seed), self.mode, self.sync, chain)
+            rng = np.random.default_rng(seed)
+            helper.bind(HelperContext(name, agent, communicator, lanes, buffer, rng, self.mode, self.sync, chain))
             agent.helpers[name] = helper
             agent.learns = agent.learns or (training and helper.learns)
 

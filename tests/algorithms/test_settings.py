@@ -423,7 +423,7 @@ def test_settings_of_helpers_and_explorers():
                             ("random_steps", 3), ("obs_space", None)):
             with pytest.raises(AttributeError, match=f"agent 0, task 'RL': {name} of OffPolicyHelper cannot be assigned"):
                 setattr(helper, name, value)
-        noise = helper._noise
+        noise = helper.acting.noise
         assert noise.draw() == -1.0 and len(noise.left) > 0
         helper.explorer.epsilon = 1.0
         assert not noise.left and noise.draw() >= 0.0

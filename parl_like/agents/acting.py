@@ -1,0 +1,192 @@
+"""Acting: the part of a helper that asks for actions, and what it remembers between two of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from parl_like.agents.helper_context import HelperContext
+from parl_like.agents.row_format import RowFormat
+from parl_like.data.buffers.fields import is_part
+from parl_like.data.transforms import Transforms
+from parl_like.learning.explorers import Explorer, Noise, random_actions
+from parl_like.tasks.tickets import joined
+from parl_like.values.action_codec import Structured
+from parl_like.values.batch import Batch
+from parl_like.values.copying import read_only
+from parl_like.values.errors import NotEnoughRows
+from parl_like.values.spec import Array, SpecError
+
+
+class Acting:
+    """Predictions of one helper: transforms before them, noise with them, memory and outputs after them.
+
+    Args:
+        context: The helper's agent and task.
+        explorer: The helper's own copy; None: predictions are actions.
+        row_format: The leaves of observations, and the specs of a recurrent model's memory.
+        transforms: The helper's own chain.
+        in_step: Whether acting and learning must see the same statistics.
+
+    Attributes:
+        steps: Rows that the helper has stored.
+        random_until: Rows before which it acts at random; random_steps: the same while nothing is collected.
+        collecting: See `AgentHelper.collecting`.
+        noise: Of the explorer; None: it draws none.
+        state: A recurrent model's memory before the next prediction. stored_state: before the newest one.
+        last: The newest action, the outputs that it was made of, and its row in these; −1: all rows.
+        version: Of the parameters of the newest prediction.
+        changes: Whether there are transforms.
+    """
+
+    def __init__(self, context: HelperContext, explorer: Explorer | None, row_format: RowFormat, transforms: Transforms,
+                 in_step: bool) -> None:
+        self.context, self.format, self.transforms = context, row_format, transforms
+        self.steps, self.random_until, self.random_steps = 0, 0.0, 0
+        self.collecting: bool | str = False
+        self.noise = None if explorer is None or explorer.noise is None else Noise(
+            explorer, context.rng, context.mode != "test", len(context.lanes))
+        self.changes, self.version = bool(len(transforms)), 0
+        self.state = self.stored_state = self._zero_state()
+        self.last: tuple[Any, Mapping[str, Array] | None, int] = (None, None, 0)
+        self._plain, self._recurrent, self._vector = row_format.plain, bool(row_format.state), context.agent.vector
+        self._in_step = in_step
+        self._update = -1  # that the transforms were prepared for
+
+    # -------------------------------------------------------------------------------------------------------- actions
+
+    def predict(self, obs: Any) -> Any:
+        """Return the action for an observation, or for n of them; see `AgentHelper.predict`."""
+        values = (obs,) if self._plain else self._transformed(obs) if self.changes else self.format.flat(obs, self.format.inputs)
+        if self._recurrent:
+            self.stored_state = self.state
+            values += self.state
+        if self._vector:
+            return self._predict_rows(values)
+        noise = self.noise
+        if noise is not None:  # written out: a call would cost 3 % of a request
+            values += (noise.left.pop() if noise.left else noise.draw(),)
+        ticket = self.context.comm.predict(values)
+        row = ticket.start
+        if self._recurrent:
+            self.state = tuple(part[row] for part in self._memory_of(ticket.out))
+        self.version = ticket.version
+        if ticket.acts is None:
+            return Batch.nest({name: value[row] for name, value in ticket.out.items()})
+        if self.steps < self.random_until:
+            return self._at_random(values, {name: value[row : row + 1] for name, value in ticket.out.items()}, 1)
+        act = ticket.acts[row]
+        self.last = (act, ticket.out, row)
+        return act
+
+    def _predict_rows(self, values: tuple[Any, ...]) -> Any:
+        n, comm = len(self.context.lanes), self.context.comm
+        if self.noise is not None:
+            values += (self.noise.rows(n),)
+        tickets = comm.predict_rows(values, n)
+        out = joined(tickets)
+        self.version = tickets[0].version
+        if self._recurrent:
+            self.state = tuple(np.array(part) for part in self._memory_of(out))  # copies: an episode's begin writes zeros here
+        if tickets[0].acts is None:
+            return Batch.nest(out)
+        if self.steps < self.random_until:
+            return self._at_random(values, out, n)
+        to_env = comm.wrapper.predictions.to_env
+        act = (to_env(out) if type(to_env) is Structured else
+               read_only(np.asarray([a for t in tickets for a in t.acts[t.start : t.start + t.rows]])))
+        self.last = (act, out, -1)
+        return act
+
+    def _at_random(self, values: tuple[Any, ...], out: dict[str, Array], n: int) -> Any:
+        """Take random actions instead of those that the task gave for `values`. It was asked all the same, for its memory, and
+        so that agents keep step."""
+        masks = {name[4:]: np.asarray(value) for name, value in zip(self.format.inputs, values, strict=False)
+                 if is_part(name, "obs.mask")}
+        out |= random_actions(self.context.model.act_space, self.context.rng, n, masks)
+        queue = self.context.comm.wrapper.predictions
+        acts: Any = queue.actions(out)
+        if not self._vector:
+            self.last = (acts[0], out, 0)
+        else:
+            self.last = (queue.to_env(out) if type(queue.to_env) is Structured else read_only(np.asarray(acts)), out, -1)
+        return self.last[0]
+
+    def collect(self, value: bool | str) -> None:
+        """Begin or end collecting; 'random': until then actions are drawn at random."""
+        self.collecting = value
+        self.random_until = math.inf if value == "random" else self.random_steps
+
+    @property
+    def outputs(self) -> Mapping[str, Array]:
+        """The outputs that the task gave for the newest prediction: flat output name → [...], [n, ...] of a vector environment;
+        read-only.
+
+        Raises:
+            NotEnoughRows: there was none.
+        """
+        _, out, row = self.last
+        if out is None:
+            raise NotEnoughRows(f"{self.context.where}: nothing was predicted yet")
+        return {name: read_only(value) if row < 0 else read_only(value)[row] for name, value in out.items()}
+
+    # ------------------------------------------------------------------------------------------------------- transforms
+
+    def _transformed(self, obs: Any) -> tuple[Any, ...]:
+        """Raw observations as the model gets them, in the order of its inputs."""
+        if self._in_step and self._update != self.context.task.learns:
+            self.prepare()
+        names = self.format.raw_names
+        raw = dict(zip(names, map(np.asarray, self.format.flat(obs, names)), strict=True))
+        if not self._vector:
+            raw = {name: value[None] for name, value in raw.items()}
+        made = self.transforms.observe(raw)
+        return tuple(made[name] if self._vector else made[name][0] for name in self.format.inputs)
+
+    def prepare(self) -> None:
+        """Renew the statistics of transforms for the update after those that the task has given so far; they stand still until
+        it is over."""
+        # Rows that wait belong to that update, and were made ready for it: nothing is renewed before they are learned from.
+        self._update = -1 if self.context.comm.wrapper.trainings.rows else self.context.task.learns
+        self.transforms.prepare(self._update)
+
+    # ----------------------------------------------------------------------------------------------------------- memory
+
+    def begin(self, lane: int) -> None:
+        """Begin an episode in this environment: memory from zero, the explorer's anew."""
+        if self.changes:
+            self.transforms.begin(lane)
+        if self.noise is not None:
+            self.noise.begin(lane)
+        if not self._vector:
+            self.state = self._zero_state()
+        else:
+            for part in self.state:
+                part[lane] = 0
+
+    @property
+    def memory(self) -> tuple[Array, ...]:
+        """A recurrent model's memory before the next prediction, and that of the explorer."""
+        return self.state if self.noise is None else (*self.state, *self.noise.memory)
+
+    @memory.setter
+    def memory(self, value: tuple[Array, ...]) -> None:
+        n = len(self.format.state)
+        self.state = value[:n]
+        if self.noise is not None:
+            self.noise.memory = value[n:]
+
+    def _zero_state(self) -> tuple[Array, ...]:
+        zeros = (spec.zeros(len(self.context.lanes)) for spec in self.format.state.values())
+        return tuple(zeros) if self.context.agent.vector else tuple(rows[0] for rows in zeros)
+
+    def _memory_of(self, out: Mapping[str, Any]) -> list[Any]:
+        """A recurrent model's memory after a prediction. Raises SpecError where the prediction lacks a part of it."""
+        names = self.format.state.keys()
+        if missing := names - out.keys():
+            raise SpecError(f"{self.context.agent}: task {self.context.name!r}, field {min(missing)!r}: expected in the output "
+                            f"of predict, got {', '.join(out)}; this model has a memory, so the algorithm must return `state`")
+        return [out[name] for name in names]

@@ -1,0 +1,81 @@
+"""HelperContext: what a helper is given when it joins its task; `part`: an attribute of a helper that one of its parts holds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+
+from parl_like.agents.actor import Actor
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.data.transforms import Transforms
+from parl_like.learning.algorithm import Window
+from parl_like.tasks.task import ComputationTask, Mode
+from parl_like.tasks.wrapper import Communicator
+
+
+@dataclass(frozen=True)
+class HelperContext:
+    """A helper's agent and task, and what the robot gives for the two.
+
+    Args:
+        name: The task's name.
+        agent: Whose helper it is.
+        comm: The agent's end of the task's queues.
+        lanes: The agent's lanes in the buffer, one per environment.
+        buffer: Rows of all helpers of the task in this process; None if nothing is kept.
+        rng: The helper's own generator.
+        mode: 'collect', or 'test': actions are greedy, nothing is stored and nothing is learned.
+        wait: Whether learning blocks the agent (sync) or not (async).
+        chain: The task's transforms, whose statistics all helpers share.
+    """
+
+    name: str
+    agent: Actor
+    comm: Communicator
+    lanes: range
+    buffer: ReplayBuffer | None
+    rng: np.random.Generator
+    mode: Mode
+    wait: bool
+    chain: Transforms
+
+    @cached_property
+    def where(self) -> str:
+        """Agent and task, for messages."""
+        return f"{self.agent}, task {self.name!r}"
+
+    @cached_property
+    def task(self) -> ComputationTask:
+        """The task that is asked."""
+        return self.comm.wrapper.task
+
+    @cached_property
+    def model(self) -> Any:
+        """The model of the task's algorithm."""
+        return self.task.algorithm.model
+
+    @cached_property
+    def window(self) -> Window:
+        """The rows that the task's algorithm looks at together."""
+        return self.task.algorithm.window
+
+
+def part(path: str) -> Any:
+    """Return an attribute that stands for `path`, such as 'acting.steps': it is read and assigned there."""
+    return _Part(path)
+
+
+class _Part:
+    def __init__(self, path: str) -> None:
+        holder, _, self._name = path.rpartition(".")
+        self._read, self._holder = attrgetter(path), attrgetter(holder)
+
+    def __get__(self, helper: Any, owner: type) -> Any:
+        return self if helper is None else self._read(helper)
+
+    def __set__(self, helper: Any, value: Any) -> None:
+        setattr(self._holder(helper), self._name, value)

@@ -1,0 +1,191 @@
+"""RowWriter: the part of a helper that stores rows, and reads them as the algorithm gets them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from parl_like.agents.acting import Acting
+from parl_like.agents.helper_checks import ORDER, check_places, check_reward
+from parl_like.agents.helper_context import HelperContext
+from parl_like.agents.row_counts import OnePlayer
+from parl_like.agents.row_format import MARKS, Marks
+from parl_like.data.buffers.fields import is_part
+from parl_like.data.extra_fields import KeptColumns
+from parl_like.data.transforms import Source
+from parl_like.values.action_codec import Structured
+from parl_like.values.spec import Array, Spec
+
+
+class RowWriter:
+    """Rows of one helper on their way into the buffer, and out of it.
+
+    Args:
+        context: The helper's agent and task.
+        acting: Knows the newest action, and the memory before it.
+        policy: Whether the log-probability of each action is stored. required: Whether an action without one is refused.
+        extras: Columns of values that the agent gives by name.
+        store_info: Keys of the environment's `info` → column, and what stands for it.
+
+    Attributes:
+        format: Of the rows. policy: See above.
+        marks: Where the rows of the lanes stand.
+        unmapped: Whether the environment takes the policy's actions as they are.
+    """
+
+    def __init__(self, context: HelperContext, acting: Acting, policy: bool, required: bool, extras: Sequence[Spec],
+                 store_info: Mapping[str, tuple[Spec, Any]]) -> None:
+        agent, lanes, buffer, window = context.agent, context.lanes, context.buffer, context.window
+        self.context, self.acting, self.format, self.policy = context, acting, acting.format, policy
+        self._required, self._extras = required, tuple(extras)
+        self._vector, self._lane_numbers, self._plain = agent.vector, np.array(lanes), acting.format.plain
+        self._to_env = context.comm.wrapper.predictions.to_env
+        self.unmapped = self._to_env is None
+        along = window.in_order or window.rows > 1 or acting.transforms.behind or getattr(buffer, "stack_num", 1) > 1
+        self._player = OnePlayer(context.where) if along and not agent.vector else None
+        self._versioned = agent.robot.remote  # the parameters that act there may not be those that learn
+        numbers = range(agent.first_env, agent.first_env + len(lanes))  # `lanes` of workers begin at 0 in each
+        self.marks = Marks([name for name in window.fields if name in MARKS], numbers)
+        outputs = context.task.policy_specs if buffer is not None and (policy or not required) else ()
+        self._kept = KeptColumns(context.where, outputs, store_info, len(lanes) if agent.vector else 0)
+        self._has_more = bool(self.format.state or policy or self._versioned or self.marks.names or extras or self._kept.specs)
+
+    def columns(self) -> list[Spec]:
+        """Return the columns of a row, in the order in which `store` writes them."""
+        made = self.format.columns(self.policy, self._versioned, self.marks.names, (*self._kept.specs, *self._extras))
+        return [spec.owned_by(f"task {self.context.name!r}") for spec in made]
+
+    # ---------------------------------------------------------------------------------------------------------- storing
+
+    def store(
+        self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None,
+        mask: Array | None, extra: Mapping[str, Any] | None,
+    ) -> tuple[int, int]:
+        """Store one transition (n of them for a vector environment), see `AgentHelper.store`; return the number of rows, and of
+        those that ended an episode. There is a buffer."""
+        buffer: Any = self.context.buffer
+        if self._plain:
+            head, tail = (obs,), (obs_next,)
+        else:
+            names = self.format.raw_names
+            head, tail = self.format.flat(obs, names), self.format.flat(obs_next, names)
+        acts = (act,) if self.unmapped else self.policy_units(act)
+        check_reward(self.context, rew)
+        values: tuple[Any, ...] = (*head, *acts, rew, terminated, truncated, *tail)
+        if self._has_more or extra is not None:
+            values += self._more(act, extra or {}, info, terminated, truncated)
+        try:
+            if self._vector:
+                lanes, ends = self._lane_numbers, np.logical_or(terminated, truncated)
+                if mask is not None and not mask.all():
+                    lanes, ends, values = lanes[mask], ends[mask], tuple(np.asarray(v)[mask] for v in values)
+                buffer.push_rows(lanes, values)
+                n, ended = len(lanes), int(ends.sum())
+            else:
+                n, ended = 1, terminated or truncated
+                if ended or not self.acting.steps:
+                    check_places(self.context, obs, rew, obs_next, terminated, truncated)
+                player = self._player
+                if player is not None:
+                    if head[0] is not player.end[0]:  # a call for each row would cost 1 % of a step
+                        player.other_row(head)
+                    player.end = tail
+                    if ended:
+                        player.begin()
+                buffer.push(self.context.lanes.start, values)
+            if self.marks.names:
+                self.marks.stored((slice(None) if mask is None else mask) if self._vector else 0,
+                                  ends if self._vector else np.bool_(ended))
+        except ValueError as error:
+            raise type(error)(f"{self.context.agent}: {error}{ORDER}") from None
+        self.acting.steps += n
+        if self.acting.changes:  # for statistics of the rollout
+            self.acting.transforms.reward(np.asarray(rew) if mask is None else np.asarray(rew)[mask])
+        return n, ended
+
+    def policy_units(self, act: Any) -> tuple[Any, ...]:
+        """The arrays of an action in the policy's own units: what the explorer made, or the inverse of the map for an action from
+        elsewhere."""
+        last, out, row = self.acting.last
+        to_env = self._to_env
+        if act is last and out is not None:
+            names = to_env.names if type(to_env) is Structured else ("act",)
+            return tuple([out[name][row] if row >= 0 else out[name] for name in names])
+        return to_env.inverse(act) if type(to_env) is Structured else (to_env.inverse(np.asarray(act)),)
+
+    def _more(self, act: Any, extra: Mapping[str, Any], info: Any, terminated: Any, truncated: Any) -> tuple[Any, ...]:
+        """Memory before the action, its log-probability, the version of the parameters, the marks, what else is kept, and the
+        extras: the columns after `obs_next`."""
+        values: tuple[Any, ...] = self.acting.stored_state
+        if self.policy:
+            values += (self._log_prob(act),)
+        if self._versioned:
+            version = self.acting.version
+            values += (version if not self._vector else np.full(len(self._lane_numbers), version),)
+        values += self.marks.values(slice(None) if self._vector else 0)
+        if self._kept.specs:
+            values += self._kept.values(act, self.acting.last, info, np.logical_or(terminated, truncated))
+        if extra.keys() != {s.name for s in self._extras}:
+            raise ValueError(f"{self.context.where}: store got extra {sorted(extra)}; expected {[s.name for s in self._extras]}, "
+                             "as the helper's `extras` say")
+        return values + tuple(extra[s.name] for s in self._extras)
+
+    def _log_prob(self, act: Any) -> Any:
+        """The log-probability of the action that is stored."""
+        last, out, row = self.acting.last
+        if act is last and out is not None:
+            return out["log_prob"][row] if row >= 0 else out["log_prob"]
+        if self._required:
+            raise ValueError(f"{self.context.where}: store_policy keeps the log-probability of what predict returned last; store "
+                             f"that action, {act!r} is another")
+        # A task that learns from the actions of another has none, and stores none from here on; all helpers of a task send the
+        # same fields.
+        for agent in self.context.agent.robot.agents:
+            vars(agent.helpers[self.context.name])["store_policy"] = False
+        return np.zeros(len(self._lane_numbers), np.float32) if self._vector else 0.0
+
+    def begin(self, lane: int) -> None:
+        """Begin an episode in this environment."""
+        if self._player is not None:
+            self._player.begin()
+        self.marks.end(lane)
+
+    def cut(self, rows: Array | None) -> None:
+        """End the open episodes of these environments, or of all: see `AgentHelper.interrupt`."""
+        if self._player is not None:
+            self._player.begin()
+        self.marks.end(slice(None) if rows is None else rows)
+        if self.context.buffer is not None:
+            for lane in self.context.lanes if rows is None else self._lane_numbers[rows].tolist():
+                self.context.buffer.truncate_open(lane)
+
+    # ---------------------------------------------------------------------------------------------------------- reading
+
+    def replayed(self, rows: dict[str, Array], indices: Array, last_index: Array, real: Array | None = None) -> dict[str, Array]:
+        """Raw rows of the buffer as the algorithm gets them; the caller holds the buffer's lock."""
+        buffer, fields = self.context.buffer, self.context.window.fields
+        assert buffer is not None
+        if "number" in fields:
+            rows["number"] = buffer.serials(indices) + (indices // buffer.lane_size << 40)
+        if "next_act" in fields:
+            following = buffer.next(last_index)
+            rows["has_next"] = following != last_index
+            for name, column in buffer.take(following, [n for n in buffer.columns if is_part(n, "act")]).items():
+                column[~rows["has_next"]] = 0
+                rows[f"next_{name}"] = column
+        if not self.acting.changes:
+            return rows
+        return self.acting.transforms.replay(rows, Source(buffer, indices, self.context.rng, last_index, real))
+
+    # ------------------------------------------------------------------------------------------------------------ state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where the rows of the lanes stand, where the algorithm asks for it."""
+        return {"first": self.marks.first.copy(), "episode": self.marks.episode.copy()} if self.marks.names else {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave, which may stand among other keys."""
+        if self.marks.names and "first" in state:
+            self.marks.first, self.marks.episode = state["first"].copy(), state["episode"].copy()
