@@ -80,10 +80,10 @@ def multipliers(eta: float, alpha: float, *epsilons: float) -> tuple[torch.nn.Pa
     return torch.nn.Parameter(torch.tensor(eta).log()), torch.nn.Parameter(torch.tensor([alpha, alpha]).log())
 
 
-def metrics(algorithm: Any, kl: Tensor) -> dict[str, Tensor]:
+def metrics(log_eta: Tensor, log_alpha: Tensor, kl: Tensor) -> dict[str, Tensor]:
     """The temperature, each divergence and its multiplier."""
-    alpha = algorithm.log_alpha.detach().exp()
-    out = {"eta": algorithm.log_eta.detach().exp()}
+    alpha = log_alpha.detach().exp()
+    out = {"eta": log_eta.detach().exp()}
     for i, name in enumerate(("", "_std")[: len(kl)]):
         out |= {f"kl{name}": kl[i], f"alpha{name}": alpha[i]}
     return out
@@ -174,7 +174,8 @@ class MPO(Algorithm):
         weights, dual = reweighted(old.value, self.log_eta, self.epsilon_eta, old.log_p)
         fit = sum((weights * self.log_probs(one, old)).sum(1).mean() for one in one_by_one(old.out, out))
         penalty, prices, kl = held(head, old.out, out, self.log_alpha, self.epsilons)
-        yield {"actor": penalty - fit, "dual": dual + prices, "entropy": head.entropy(out).mean(), **metrics(self, kl)}
+        yield {"actor": penalty - fit, "dual": dual + prices, "entropy": head.entropy(out).mean(),
+               **metrics(self.log_eta, self.log_alpha, kl)}
         if (self.updates + 1) % self.target_period == 0:
             self.target.sync_from(self.model)
 

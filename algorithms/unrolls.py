@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from parl_like.learning.algorithm import Algorithm
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array
 
 log = logging.getLogger(__name__)
 
 
-def parts_of(algorithm: Any, rows: int, parts: int, name: str, at_once: int = 0) -> int:
+def parts_of(algorithm: Algorithm, rows: int, parts: int, name: str, at_once: int = 0) -> int:
     """Return the number of minibatches of an update of so many rows: `parts`, or as many as have `at_once` rows; none is empty.
 
     In an algorithm's first update the log has a warning where what was asked for cannot be: more minibatches than rows make

@@ -76,4 +76,5 @@ class VMPO(ActorCritic):
         penalty, prices, kl = held(self.model.head, batch.out, out, self.log_alpha, self.epsilons)
         value_loss, entropy = self.value_and_entropy(out, value, batch)
         yield {"policy": policy_loss + penalty + self.value_weight * value_loss, "dual": dual + prices,
-               "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy, **metrics(self, kl)}
+               "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,
+               **metrics(self.log_eta, self.log_alpha, kl)}

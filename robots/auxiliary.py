@@ -55,9 +55,9 @@ def build(config: Config) -> Robot:
     parts.act = spaces["act"]
     steps = config.total_steps
 
-    def task(where: str, model: Any, algorithm: Any, learn_every: int, **defaults: Any) -> ComputationTask:
-        def updates(helper: Any) -> Any:
-            return steps * helper["updates"] // (helper["learn_every"] or 1)
+    def task(where: str, model: type, algorithm: type, learn_every: int, **defaults: Any) -> ComputationTask:
+        def updates(options: Any) -> Any:
+            return steps * options["updates"] // (options["learn_every"] or 1)
 
         acts = steps / config.n_agents
         helper = parts.args(where, OffPolicyHelper, acts=acts, updates=updates, size=50_000, warmup=1_000,

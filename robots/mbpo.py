@@ -49,7 +49,7 @@ def build(config: Config) -> Robot:
     spaces, agent = probed(source)
     parts.act = spaces["act"]
 
-    def task(name: str, model: Any, algorithm: Any, **defaults: Any) -> ComputationTask:
+    def task(name: str, model: type, algorithm: type, **defaults: Any) -> ComputationTask:
         """One that learns from random rows."""
         where = f"tasks.{name}"
         helper = parts.args(where, OffPolicyHelper, acts=config.total_steps / config.n_agents)

@@ -158,17 +158,17 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     def acts(_: Mapping[str, Any]) -> float:
         return span.steps / config.n_agents
 
-    def rows_of(helper: Mapping[str, Any]) -> int:
+    def rows_of(options: Mapping[str, Any]) -> int:
         """Return the rows of an update, where agents send unrolls; else 1."""
         rule = parts.of(where, ComputationTask)["training_rule"] or {}
-        return min(rows := lanes * helper["unroll"], rule.get("max_rows") or rows) if "unroll" in helper else 1
+        return min(rows := lanes * options["unroll"], rule.get("max_rows") or rows) if "unroll" in options else 1
 
-    def n_updates(helper: Mapping[str, Any]) -> Any:
+    def n_updates(options: Mapping[str, Any]) -> Any:
         """Return the updates of a run, which are the optimiser steps of an off-policy one; None where each takes whole
         episodes."""
         if issubclass(helper_class, (EpisodicHelper, PopulationHelper)):
             return None
-        return span.steps * helper.get("updates", 1) // (helper.get("learn_every") or 1) // rows_of(helper)
+        return span.steps * options.get("updates", 1) // (options.get("learn_every") or 1) // rows_of(options)
 
     def updates(learner: Mapping[str, Any]) -> Any:
         helper = parts.of(where, helper_class)

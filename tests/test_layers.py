@@ -11,13 +11,14 @@ AREAS = ("robots", "algorithms", "models", "envs")
 FLOORS = ("values", "process", "data", "learning", "tasks", "environment", "agents", "run", "drivers", "lab")
 """Folders of parl_like from the bottom up: a folder knows those before it."""
 ALLOWED = {
-    **{folder: set(FLOORS[:i]) for i, folder in enumerate(FLOORS)},
-    "algorithms": {"values", "data", "learning"},
+    "interfaces": {"values"},
+    **{folder: {*FLOORS[:i], *["interfaces"] * (i > 0)} for i, folder in enumerate(FLOORS)},
+    "algorithms": {"interfaces", "values", "data", "learning"},
     "models": {"values", "data", "learning"},
-    "envs": {"values", "process", "data", "environment"},
+    "envs": {"interfaces", "values", "process", "data", "environment"},
     # parl_like/__init__.py and __main__.py: the face shows what the folders hold, the command starts the lab
     "face": {*FLOORS, "envs"},
-    "robots": {*FLOORS, "algorithms", "models", "envs"},
+    "robots": {*FLOORS, "interfaces", "algorithms", "models", "envs"},
 }
 """Folder → folders that its files may import; a folder may always import itself."""
 CATALOGUES = ("learning/explorers", "data/transforms")

@@ -11,6 +11,7 @@ from parl_like.agents.helper import AgentHelper
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.environment.face import EnvFace
 from parl_like.environment.process_guard import watched
+from parl_like.interfaces import RunPort
 from parl_like.tasks.row_slots import Owner
 from parl_like.values.errors import AgentFailed, Interrupted, unknown
 from parl_like.values.spec import Array, SpecError
@@ -54,7 +55,7 @@ class Agent(Guarded):
         if on_bad_value is not None:
             self.on_bad_value = on_bad_value
 
-    def bind(self, robot: Any, index: int, rng: np.random.Generator, label: str = "agent") -> None:
+    def bind(self, robot: RunPort, index: int, rng: np.random.Generator, label: str = "agent") -> None:
         """Called once, before anything else, by the pool that it belongs to: the robot, that of an evaluation, or that of a
         worker process."""
         if name := next((name for name in ("action_repeat", "max_episode_steps") if hasattr(self, name)), ""):  # options once
@@ -113,7 +114,7 @@ class Agent(Guarded):
         if self.env is None:
             robot = self.robot
             robot.env_steps += 1  # a round of learning counts as a step, so that stop conditions work
-            if robot._stop is not None and robot._stop(robot):
+            if robot.should_stop is not None and robot.should_stop(robot):
                 robot.request_stop()
             del robot  # an agent that waits must not hold it
             for helper in helpers:
@@ -145,7 +146,7 @@ class Agent(Guarded):
         Raises:
             WrongCaller: another driver; use driver='threads', or mode='async'.
         """
-        self.robot._driver.start_thread(self, function)
+        self.robot.driver.start_thread(self, function)
 
     # ------------------------------------------------------------------------------------------------------- called by drivers
 
@@ -180,7 +181,7 @@ class Agent(Guarded):
                 return
             if self.signal == "interrupt":
                 self.signal = None
-                self.robot._driver.park(self)
+                self.robot.driver.park(self)
             before, done = done, self._doings()
             idle = idle + 1 if before == done else 0
             if idle == STUCK and self.env is not None:
@@ -220,20 +221,20 @@ class Agent(Guarded):
 
     def obey(self) -> None:
         """Acts on the signal, at a point where the agent's data is complete."""
-        self.robot._driver.check_caller(self)
-        if self.robot._driver.is_beside():  # which ends by its requests
+        self.robot.driver.check_caller(self)
+        if self.robot.driver.is_beside():  # which ends by its requests
             return
         while self.signal is not None:
             if self.signal != "park":
                 raise Interrupted
             self.signal = None
-            self.robot._driver.park(self)
+            self.robot.driver.park(self)
 
     def before_episode(self) -> None:
         """Parks while the agent has no episode left of its quota."""
         self.obey()
         while self.quota_episodes is not None and self.quota_episodes <= 0:
-            self.robot._driver.park(self)
+            self.robot.driver.park(self)
             self.obey()
 
     def state_dict(self) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from parl_like.data.buffers.fields import is_part
 from parl_like.data.transforms import Hindsight, Source, Transforms
+from parl_like.interfaces import HelperPort
 from parl_like.values.batch import Batch
 from parl_like.values.errors import NotEnoughRows, unknown
 from parl_like.values.spec import Array, Spec
@@ -113,7 +114,7 @@ def policy_specs(arrays: Mapping[str, Array]) -> tuple[Spec, ...]:
     return tuple(Spec(name, value.shape[1:], value.dtype) for name, value in arrays.items() if is_part(name, "policy"))
 
 
-def read(helper: Any, index: Any, key: str, transformed: bool) -> Any:
+def read(helper: HelperPort, index: Any, key: str, transformed: bool) -> Any:
     """See `AgentHelper.read`."""
     buffer = helper.buffer
     if buffer is None:

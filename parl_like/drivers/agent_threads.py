@@ -76,7 +76,7 @@ class Beside:
         """Return whether the caller is one of these threads."""
         return threading.get_ident() in self._agents
 
-    def belongs_to(self, agent: Agent, run: object) -> bool:
+    def belongs_to(self, agent: object, run: object) -> bool:
         """Return whether the caller is a thread of this agent. Raises Stopped in one of a run that is over."""
         mine, its_run = self._agents.get(threading.get_ident(), (None, None))
         if mine is agent and its_run is not run:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from greenlet import GreenletExit, getcurrent, greenlet
 
-from parl_like.tasks.driver import CALLED_BY_AGENT, Driver, foreign
+from parl_like.run.driver import CALLED_BY_AGENT, Driver, foreign
 from parl_like.tasks.tickets import INFINITE
 from parl_like.values.errors import Interrupted
 
@@ -74,7 +74,7 @@ class CooperativeDriver(Driver):
     def waiter(self) -> Any:
         return None
 
-    def put(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
+    def put(self, queue: RequestQueue, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = ticket.waiter = None
         current, hub = getcurrent(), self._hub
         of_an_agent = current.parent is hub and self.agents  # else of one of another robot, in this thread
@@ -109,7 +109,7 @@ class CooperativeDriver(Driver):
     def is_served(self, ticket: Ticket) -> bool:
         return ticket.waiter is SERVED
 
-    def check_caller(self, agent: Any) -> None:
+    def check_caller(self, agent: object) -> None:
         super().check_caller(agent)
         current = getcurrent()
         if self.agents and current.parent is None and current is not self._hub:

@@ -23,12 +23,14 @@ import torch
 from parl_like.drivers.agent_threads import Beside
 from parl_like.drivers.waiting import Server, has_ended, locked, release
 from parl_like.process.child import shielded
-from parl_like.tasks.driver import CALLED_BY_AGENT, Driver, foreign
+from parl_like.run.driver import CALLED_BY_AGENT, Driver, foreign
 from parl_like.tasks.tickets import INFINITE
 from parl_like.values.errors import TaskFailed, WrongCaller
 
 if TYPE_CHECKING:
     from parl_like.agents.agent import Agent
+    from parl_like.interfaces import ActingAgent
+    from parl_like.tasks.queues import RequestQueue
     from parl_like.tasks.tickets import Ticket
     from parl_like.tasks.wrapper import ComputationWrapper
 
@@ -71,7 +73,7 @@ class ThreadsDriver(Driver):
         self._gates: dict[int, threading.Lock] = {}  # what parked agents sleep on
         self._threads: list[tuple[Agent, threading.Thread]] = []
         self._acting = 0  # agents that are neither waiting for a reply, nor parked, nor ended
-        self._learners: set[Agent] = set()  # learning agents that are neither waiting for training, nor parked, nor ended
+        self._learners: set[ActingAgent] = set()  # learning agents that are neither waiting for training, nor parked, nor ended
         self._any_learns = False  # else any agent may come to train
         self._asked = False  # sync: an update waits, as far as `_look` has seen
         self._phase = "unroll"  # sync: unroll → train → done → unroll …
@@ -86,7 +88,7 @@ class ThreadsDriver(Driver):
     def waiter(self) -> Any:
         return locked()
 
-    def put(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
+    def put(self, queue: RequestQueue, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = None
         mine = False
         if self.pool.observing is not None or self._callers.get(threading.get_ident()) is not ticket.agent:
@@ -127,7 +129,7 @@ class ThreadsDriver(Driver):
         if wait:
             self.wait(ticket)
 
-    def _put_beside(self, queue: Any, ticket: Ticket, values: Any, wait: bool) -> None:
+    def _put_beside(self, queue: RequestQueue, ticket: Ticket, values: Any, wait: bool) -> None:
         """`put` in a thread that an agent has registered."""
         self._beside.wait()
         with self.lock:
@@ -170,7 +172,7 @@ class ThreadsDriver(Driver):
         if ticket.error is not None:
             raise ticket.error
 
-    def check_caller(self, agent: Any) -> None:
+    def check_caller(self, agent: object) -> None:
         super().check_caller(agent)
         me = threading.get_ident()
         if self.pool.observing == me:
@@ -212,7 +214,7 @@ class ThreadsDriver(Driver):
             release(self._news)
         self._gates[id(agent)].acquire()  # ended by `resume` or `halt`
 
-    def _leave(self, agent: Agent, learner: bool = True) -> None:
+    def _leave(self, agent: ActingAgent, learner: bool = True) -> None:
         """An agent stops acting; `learner`: and it will send no training request for now. The caller holds the lock."""
         self._acting -= 1
         if self._acting <= 0 or (learner and agent in self._learners):
@@ -226,7 +228,7 @@ class ThreadsDriver(Driver):
             self._learners.add(ticket.agent)
             self._tell(ticket.agent)
 
-    def _tell(self, agent: Agent) -> None:
+    def _tell(self, agent: ActingAgent) -> None:
         """Say that an agent waits: updates see it as it is now, until it says more itself, between its steps. In the middle of
         one the step may have been counted and the row not, or the row and not the update."""
         agent.paced = agent.pace() if self.sync else None
@@ -576,9 +578,9 @@ class ThreadsDriver(Driver):
 
     def _late(self) -> list[Any]:
         """Agents, and names of the wrappers' threads, that are alive."""
-        agents: list[Any] = [agent for agent, thread in self._threads if not has_ended(thread)]
-        agents += self._beside.late()
-        return agents + [server.thread.name for server in self._servers if not has_ended(server.thread)]
+        late: list[Agent | str] = [agent for agent, thread in self._threads if not has_ended(thread)]
+        late += self._beside.late()
+        return late + [server.thread.name for server in self._servers if not has_ended(server.thread)]
 
     def join(self, timeout: float | None = None) -> list[Any]:
         """Ends the wrappers' threads once the agents have ended.

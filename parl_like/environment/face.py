@@ -18,6 +18,7 @@ from parl_like.environment.process_guard import watched
 from parl_like.environment.resumed_episode import try_out
 from parl_like.environment.state import can_hold, clone_state, hold, restore_state, unhold
 from parl_like.environment.value_check import Acceptance, contains, described, takes_option
+from parl_like.interfaces import ActingAgent
 from parl_like.tasks.no_progress import Resets
 from parl_like.values.batch import Batch
 from parl_like.values.copying import copied, own
@@ -50,7 +51,7 @@ class EnvFace:
     cut_short = 0  # episodes that `limit` has ended
     _name, _of_one = "environment", ""  # what the environment is called, and how the names of one's spaces begin
 
-    def __init__(self, env: gym.Env[Any, Any], agent: Any) -> None:
+    def __init__(self, env: gym.Env[Any, Any], agent: ActingAgent) -> None:
         self._env, self._agent = env, agent
         self._step: Any = env.step
         self._lacks = [name for name in ("seed", "options") if not takes_option(env.reset, name)]
@@ -315,7 +316,7 @@ class EnvFace:
                                 info.get("return_parts", ()))
         for call in post_act:
             call(agent)
-        stop = robot._stop
+        stop = robot.should_stop
         if stop is not None and stop(robot):
             robot.request_stop()
         if agent.quota_steps is not None:
@@ -349,15 +350,15 @@ class EnvFace:
     def _ask_to_go_on(self, steps: int) -> None:
         """After so many actions the run may be over, or the agent's share of a collection."""
         robot = self._agent.robot
-        if robot._stop is not None and robot._stop(robot):
+        if robot.should_stop is not None and robot.should_stop(robot):
             robot.request_stop()
         if self._agent.quota_steps is not None:
             self._count_quota(steps)
 
     def _count_quota(self, steps: int) -> None:
         agent = self._agent
-        agent.quota_steps -= steps
-        if agent.quota_steps <= 0 and agent.signal is None:
+        left = agent.quota_steps = (agent.quota_steps or 0) - steps
+        if left <= 0 and agent.signal is None:
             agent.signal = "park"  # before its next step
 
     def _accepted(self, accepts: Acceptance, obs: Any, rew: Any, moment: str) -> tuple[Any, Any]:

@@ -10,13 +10,14 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
 import gymnasium as gym
 import numpy as np
 
 from parl_like.environment.hooks import Hook
+from parl_like.interfaces import ActingAgent, AgentPort
 from parl_like.values import env_ids
 from parl_like.values.spec import Array
 
@@ -187,7 +188,7 @@ class Film(Hook):
         self.texts: list[list[str]] = []
         self.rate = DEFAULT_RATE
 
-    def post_act(self, agent: Any) -> None:
+    def post_act(self, agent: AgentPort) -> None:
         env = agent.env
         try:
             given = env.render()
@@ -203,7 +204,7 @@ class Film(Hook):
         steps = len(self.pictures)
         self.pictures.append(given.copy())
         total = "" if agent.vector else f"   return {np.round(env.episode_return, 3)}"
-        self.texts.append([f"step {steps}{total}", *filter(None, agent.caption().splitlines())])
+        self.texts.append([f"step {steps}{total}", *filter(None, cast(ActingAgent, agent).caption().splitlines())])
         declared = (getattr(env, "metadata", None) or {}).get("render_fps")
         if isinstance(declared, (int, float)) and declared > 0:
             self.rate = float(declared)

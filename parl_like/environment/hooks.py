@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from parl_like.interfaces import AgentPort, RunPort
 from parl_like.values.errors import nearest
 from parl_like.values.spec import leaves
 
@@ -40,20 +41,20 @@ class Hook:
     each environment, whose number is `agent.env.env_index`.
     """
 
-    def pre_experiment(self, robot: Any) -> None: ...
+    def pre_experiment(self, robot: RunPort) -> None: ...
 
-    def pre_episode(self, agent: Any) -> None: ...
+    def pre_episode(self, agent: AgentPort) -> None: ...
 
-    def pre_act(self, agent: Any, act: Any) -> None:
+    def pre_act(self, agent: AgentPort, act: Any) -> None:
         """`act` is about to be taken."""
 
-    def post_act(self, agent: Any) -> None:
+    def post_act(self, agent: AgentPort) -> None:
         """`agent.env.last` is (observation, action, reward, terminated, truncated, info) of the step."""
 
-    def post_episode(self, agent: Any, interrupted: bool) -> None:
+    def post_episode(self, agent: AgentPort, interrupted: bool) -> None:
         """`agent.env.episode_return` and `.episode_length` are the episode's; `interrupted`: it was cut before its end."""
 
-    def post_experiment(self, robot: Any) -> None: ...
+    def post_experiment(self, robot: RunPort) -> None: ...
 
     def __add__(self, other: Hook | list[Hook]) -> list[Hook]:
         """`a + b + c` is the list of the three, in this order."""
@@ -77,7 +78,7 @@ class EpisodeStats(Hook):
         self.returns: list[Any] = []
         self.lengths: list[int] = []
 
-    def post_episode(self, agent: Any, interrupted: bool) -> None:
+    def post_episode(self, agent: AgentPort, interrupted: bool) -> None:
         if not interrupted:
             self.returns.append(agent.env.episode_return)
             self.lengths.append(agent.env.episode_length)
@@ -93,10 +94,10 @@ class RewardsPerEpisode(Hook):
     def __init__(self) -> None:
         self.rewards: dict[tuple[int, int], list[list[float]]] = {}
 
-    def pre_episode(self, agent: Any) -> None:
+    def pre_episode(self, agent: AgentPort) -> None:
         self.rewards.setdefault((agent.index, agent.env.env_index), []).append([])
 
-    def post_act(self, agent: Any) -> None:
+    def post_act(self, agent: AgentPort) -> None:
         rew = agent.env.last[2]
         rows = [(i, float(rew[i])) for i in np.flatnonzero(agent.env.valid).tolist()] if agent.vector else [(0, rew)]
         for i, value in rows:
@@ -110,10 +111,10 @@ class TimePerStep(Hook):
         self.seconds: deque[float] = deque(maxlen=keep)
         self._begin: dict[int, float] = {}
 
-    def pre_act(self, agent: Any, act: Any) -> None:
+    def pre_act(self, agent: AgentPort, act: Any) -> None:
         self._begin[agent.index] = perf_counter()
 
-    def post_act(self, agent: Any) -> None:
+    def post_act(self, agent: AgentPort) -> None:
         begin = self._begin.pop(agent.index, None)
         if begin is not None:  # else it came in the middle of a step
             self.seconds.append(perf_counter() - begin)
@@ -128,7 +129,7 @@ class TraceHash(Hook):
     def __init__(self) -> None:
         self.digests: dict[int, bytes] = {}
 
-    def post_act(self, agent: Any) -> None:
+    def post_act(self, agent: AgentPort) -> None:
         obs, act, rew, terminated, truncated, _ = agent.env.last
         event = blake2b(self.digests.get(agent.index, b""), digest_size=16)
         for _, leaf in leaves({"obs": obs, "act": act, "rew": rew, "end": (terminated, truncated)}, ""):
@@ -148,7 +149,7 @@ class _EveryN(Hook):
         self.n, self.function = n, function
         self._seen: int | None = None
 
-    def _count(self, robot: Any, before: int, now: int) -> None:
+    def _count(self, robot: RunPort, before: int, now: int) -> None:
         """Passed, not hit: the environments of a vector agent step together, and threads may count past a multiple."""
         self._seen = max(before, now)
         if now // self.n > before // self.n:
@@ -164,10 +165,10 @@ class EveryNSteps(_EveryN):
 
     counts_only = True  # no agent is looked at, so it may be called for many steps of a worker process at once
 
-    def pre_experiment(self, robot: Any) -> None:
+    def pre_experiment(self, robot: RunPort) -> None:
         self._seen = robot.env_steps
 
-    def post_act(self, agent: Any) -> None:
+    def post_act(self, agent: AgentPort) -> None:
         steps = agent.robot.env_steps
         self._count(agent.robot, steps - 1 if self._seen is None else self._seen, steps)
 
@@ -175,7 +176,7 @@ class EveryNSteps(_EveryN):
 class EveryNEpisodes(_EveryN):
     """Calls `function(robot)` after every `n`-th finished episode that this hook has seen, all agents together."""
 
-    def post_episode(self, agent: Any, interrupted: bool) -> None:
+    def post_episode(self, agent: AgentPort, interrupted: bool) -> None:
         if not interrupted:
             self._count(agent.robot, self._seen or 0, (self._seen or 0) + 1)
 

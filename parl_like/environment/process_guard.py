@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from parl_like.data.rng import Borrowed
+from parl_like.interfaces import ActingAgent
 
 DIRECTORY, CTRL_C = "the working directory", "the handler of Ctrl-C"
 TORCH = "the global generator of torch"
@@ -22,7 +23,7 @@ _LEFT = "left so: nothing of the framework draws from it, but then reset(seed=..
 
 
 @contextmanager
-def watched(agent: Any, doing: str, generators: bool = True) -> Iterator[None]:
+def watched(agent: ActingAgent, doing: str, generators: bool = True) -> Iterator[None]:
     """Around code of an environment: tells, once per robot and thing, what it changed that belongs to the whole process.
 
     The working directory and the handler of Ctrl-C are put back, except in a thread beside others that may rely on them. The

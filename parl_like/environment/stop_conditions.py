@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from parl_like.interfaces import RunPort
 from parl_like.values.user_calls import Guarded
 
 
@@ -19,13 +20,13 @@ class StopCondition(Guarded):
     threads ask one at a time.
     """
 
-    def __call__(self, robot: Any) -> bool:
+    def __call__(self, robot: RunPort) -> bool:
         raise TypeError(f"{type(self).__name__} has no __call__(robot) -> bool")
 
-    def begin(self, robot: Any) -> None:
+    def begin(self, robot: RunPort) -> None:
         """Called when a run starts: conditions count from here."""
 
-    def after_iteration(self, robot: Any) -> bool:
+    def after_iteration(self, robot: RunPort) -> bool:
         """The same question between two iterations, where no act is under way."""
         return False
 
@@ -48,16 +49,16 @@ class _Both(StopCondition):
                                 "robot: ...)")
         self.sides, self.rule = (left, right), rule
 
-    def begin(self, robot: Any) -> None:
+    def begin(self, robot: RunPort) -> None:
         self._last = [False, False]
         for side in self.sides:
             side.begin(robot)
 
-    def __call__(self, robot: Any) -> bool:
+    def __call__(self, robot: RunPort) -> bool:
         self._last = [side(robot) for side in self.sides]
         return self.rule(self._last)
 
-    def after_iteration(self, robot: Any) -> bool:
+    def after_iteration(self, robot: RunPort) -> bool:
         # A side that does not know iterations still means what it said after the last act.
         return self.rule([side.after_iteration(robot) or last for side, last in zip(self.sides, self._last, strict=True)])
 
@@ -78,10 +79,10 @@ class _StopAfter(StopCondition):
             raise ValueError(f"{type(self).__name__}: n is {n}; expected a whole number of at least 1")
         self.n = n
 
-    def begin(self, robot: Any) -> None:
+    def begin(self, robot: RunPort) -> None:
         self._end = getattr(robot, self.counter) + self.n
 
-    def __call__(self, robot: Any) -> bool:
+    def __call__(self, robot: RunPort) -> bool:
         return getattr(robot, self.counter) >= self._end  # type: ignore[no-any-return]
 
 
@@ -115,10 +116,10 @@ class StopAfterSeconds(StopCondition):
             raise ValueError(f"StopAfterSeconds: seconds is {seconds}; expected a number of at least 0")
         self.seconds = seconds
 
-    def begin(self, robot: Any) -> None:
+    def begin(self, robot: RunPort) -> None:
         self._end = monotonic() + self.seconds
 
-    def __call__(self, robot: Any) -> bool:
+    def __call__(self, robot: RunPort) -> bool:
         return monotonic() >= self._end
 
 
@@ -140,7 +141,7 @@ class StopAtReturn(StopCondition):
                              "keeps")
         self.threshold, self.episodes = threshold, episodes
 
-    def __call__(self, robot: Any) -> bool:
+    def __call__(self, robot: RunPort) -> bool:
         recent = robot.recent_returns
         if len(recent) < self.episodes:
             return False
@@ -161,10 +162,10 @@ class StopWithoutImprovement(StopCondition):
                              "delta ≥ 0")
         self.patience, self.delta, self.value = patience, delta, value
 
-    def begin(self, robot: Any) -> None:
+    def begin(self, robot: RunPort) -> None:
         self._best, self._since, self._seen = float("-inf"), 0, robot.episodes
 
-    def __call__(self, robot: Any) -> bool:
+    def __call__(self, robot: RunPort) -> bool:
         new = robot.episodes - self._seen
         if new:
             self._seen = robot.episodes
@@ -187,7 +188,7 @@ class StopSignal(StopCondition):
     def clear(self) -> None:
         self._set = False
 
-    def __call__(self, robot: Any) -> bool:
+    def __call__(self, robot: RunPort) -> bool:
         return self._set
 
     after_iteration = __call__
@@ -199,5 +200,5 @@ class StopWhen(StopCondition):
     def __init__(self, function: Callable[[Any], bool]) -> None:
         self.function = function
 
-    def __call__(self, robot: Any) -> bool:
+    def __call__(self, robot: RunPort) -> bool:
         return bool(self.function(robot))

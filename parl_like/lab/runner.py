@@ -294,12 +294,12 @@ def _restore(robot: Robot, loaded: Loaded) -> None:
         raise ArchiveError(f"{loaded.path}: its state does not fit this robot: {text}") from error
 
 
-def _complete(config: ExperimentConfig, robot: Any) -> Any:
+def _complete(config: ExperimentConfig, robot: Robot) -> Any:
     """The configuration with every setting of what this robot is built of, also those that nobody gave."""
     return config if robot.parts is None else stored.with_parts(config, robot.parts.complete())
 
 
-def _differs(experiment: Experiment, config: ExperimentConfig, robot: Any) -> dict[str, Any]:
+def _differs(experiment: Experiment, config: ExperimentConfig, robot: Robot) -> dict[str, Any]:
     """Dotted key → value, where the configuration is not that of the experiment; `run_dir` is no difference."""
     defaults = configs.resolve(type(config), experiment.config)
     old, here = (configs.to_dict(stored.with_parts(one, {})) for one in (defaults, config))

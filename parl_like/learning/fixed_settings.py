@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from numbers import Integral, Real
 from typing import Any
 
+from parl_like.interfaces import HelperPort, TrainedAlgorithm
 from parl_like.values.errors import unknown
 from parl_like.values.ranges import setting_of
 
@@ -27,18 +28,18 @@ def check_rates(owner: str, lr: Any, max_grad_norm: Any) -> None:
         raise ValueError(f"{owner}: max_grad_norm is {max_grad_norm}; expected a number above 0, or None")
 
 
-def setting(algorithm: Any, value: Any) -> Any:
+def setting(algorithm: object, value: Any) -> Any:
     """A value of a `Loss`: itself, or what the attribute of the algorithm is that it names."""
     return getattr(algorithm, value) if type(value) is str else value
 
 
-def rate(algorithm: Any, lr: Any) -> Any:
+def rate(algorithm: TrainedAlgorithm | None, lr: Any) -> Any:
     """A learning rate or schedule of a `Loss`: where the attribute that it names is None, the algorithm's `lr`."""
     value = setting(algorithm, lr)
-    return algorithm.lr if value is None else value
+    return algorithm.lr if value is None and algorithm is not None else value
 
 
-def guarded(algorithm: Any) -> frozenset[str]:
+def guarded(algorithm: object) -> frozenset[str]:
     """The names that `check` looks at when they are assigned: the constructor arguments of the library's classes among those of
     the algorithm, but for what a user's own class reads or sets."""
     own = {name for kind in type(algorithm).__mro__ if not _ours(kind) for name in _mentioned(kind)}
@@ -46,7 +47,7 @@ def guarded(algorithm: Any) -> frozenset[str]:
     return frozenset({*ALWAYS, *(named - own)})
 
 
-def check(algorithm: Any, name: str, value: Any) -> None:
+def check(algorithm: TrainedAlgorithm, name: str, value: Any) -> None:
     """Raises AttributeError where assigning the setting would change nothing; TypeError or ValueError where `value` is no
     learning rate, no norm, or no number of updates."""
     kind: Any = type(algorithm)
@@ -103,7 +104,7 @@ class _Fixed:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __set__(self, helper: Any, value: Any) -> None:
+    def __set__(self, helper: HelperPort, value: Any) -> None:
         if helper.__dict__.get("bound"):
             raise AttributeError(f"{helper.where}: {self.name} of {type(helper).__name__} cannot be assigned once it has joined "
                                  f"its task: {self.why}")

@@ -61,7 +61,7 @@ def check_rows(task: str, out: Mapping[str, Array], rows: int) -> None:
             raise spec.error(f"{value.shape} {value.dtype}", f"the batch has {rows} rows; return one row for each", True)
 
 
-def check_methods(algorithm: Any) -> None:
+def check_methods(algorithm: Algorithm) -> None:
     """Raises ContractError unless the model has everything that the algorithm's `calls` names, and is a `Model` at all."""
     model = algorithm.model
     if not hasattr(model, "inputs"):
@@ -74,7 +74,7 @@ def check_methods(algorithm: Any) -> None:
             raise ContractError(f"{_called(algorithm, name)}, and {type(model).__name__} has no {name}{fitting}")
 
 
-def answer(algorithm: Any, name: str, *arguments: Any) -> Any:
+def answer(algorithm: Algorithm, name: str, *arguments: Any) -> Any:
     """Return what the model's method `name` returns; what it raises, such as for a call that does not fit its signature or for
     rows that do not fit its layers, is a ContractError."""
     try:
@@ -84,13 +84,13 @@ def answer(algorithm: Any, name: str, *arguments: Any) -> Any:
                             f"{type(error).__name__}: {error}") from error
 
 
-def refuse(algorithm: Any, name: str, expected: str, got: object) -> ContractError:
+def refuse(algorithm: Algorithm, name: str, expected: str, got: object) -> ContractError:
     """The error for an answer of the model's `name` (or of a part of it, `head.log_prob`)."""
     return ContractError(f"{_called(algorithm, name.split('.')[0])}; {type(algorithm.model).__name__}.{name}: expected "
                          f"{expected}, got {got}")
 
 
-def check_shape(algorithm: Any, name: str, value: Any, *shapes: tuple[int, ...], part: str = "") -> None:
+def check_shape(algorithm: Algorithm, name: str, value: Any, *shapes: tuple[int, ...], part: str = "") -> None:
     """Raises ContractError unless `value`, the answer of `name` (its field `part`), is a tensor of one of these shapes."""
     got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
     if got not in shapes:
@@ -98,5 +98,5 @@ def check_shape(algorithm: Any, name: str, value: Any, *shapes: tuple[int, ...],
                      got)
 
 
-def _called(algorithm: Any, name: str) -> str:
+def _called(algorithm: Algorithm, name: str) -> str:
     return f"{type(algorithm).__name__} calls {algorithm.calls.get(name, name)} of its model"

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from parl_like.interfaces import TrainedAlgorithm
 from parl_like.learning.adam import FusedAdam, step
 from parl_like.learning.algorithm import Algorithm, Loss
 from parl_like.learning.fixed_settings import rate, setting
@@ -47,7 +48,7 @@ class Stepper:
     """
 
     def __init__(self, owner: str, loss: Loss, mine: list[torch.nn.Parameter], others: list[Stepper], adam_eps: float,
-                 algorithm: Any = None) -> None:
+                 algorithm: TrainedAlgorithm | None = None) -> None:
         self.owner, self.loss, self.algorithm, self.parameters = owner, loss, algorithm, loss.parameters
         make = loss.optimizer or partial(FusedAdam, eps=adam_eps)
         lr = rate(algorithm, loss.lr)
@@ -301,7 +302,7 @@ def _plain(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
 
 
-def own_parameters(algorithm: Any) -> dict[str, torch.nn.Parameter]:
+def own_parameters(algorithm: object) -> dict[str, torch.nn.Parameter]:
     """The parameters that are attributes of an algorithm themselves, such as a temperature, by name."""
     return {name: value for name, value in vars(algorithm).items() if isinstance(value, torch.nn.Parameter)}
 

@@ -6,13 +6,14 @@ import weakref
 from collections.abc import Mapping
 from typing import Any
 
+from parl_like.interfaces import TrainedTask
 from parl_like.learning.algorithm import Loss
 from parl_like.learning.model import ArrayModel
 from parl_like.learning.optimizer_steps import Optimization, Stepper
 from parl_like.values.errors import unknown
 
 
-def claim(task: Any) -> Optimization:
+def claim(task: TrainedTask) -> Optimization:
     """Makes the optimisers over the parameters that no other living task owns, and finds the owners of the rest.
 
     Two optimisers on one tensor would each keep moments for half of its gradients, so a shared parameter has one owner: the task
@@ -69,7 +70,7 @@ def claim(task: Any) -> Optimization:
     return optimization
 
 
-def owner_of(tensor: Any, task: Any, take: bool = False) -> Any:
+def owner_of(tensor: Any, task: TrainedTask, take: bool = False) -> TrainedTask:
     """Whose it is: `task`'s from now on, where it was nobody's, or to `take` it."""
     reference = getattr(tensor, "_parl_like_owner", None)
     owner = None if reference is None or take else reference()

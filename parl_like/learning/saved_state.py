@@ -21,6 +21,7 @@ import torch
 
 from parl_like.data.rng import rng_state, set_rng_state, set_torch_rng_state, torch_rng_state
 from parl_like.data.storage.state_check import check_alike
+from parl_like.interfaces import TrainedAlgorithm, TrainedTask
 from parl_like.values.batch_leaf import same
 
 COUNTERS = {"updates": "updates", "version": "version", "learns": "learns", "rows": "rows_learned", "skipped": "skipped",
@@ -28,7 +29,7 @@ COUNTERS = {"updates": "updates", "version": "version", "learns": "learns", "row
 """Name in a checkpoint → attribute of the task; `updates` is the algorithm's."""
 
 
-def task_state(task: Any) -> dict[str, Any]:
+def task_state(task: TrainedTask) -> dict[str, Any]:
     """Copies of everything that learning depends on. The caller holds the task's lock."""
     algorithm = task.algorithm
     return {
@@ -44,7 +45,7 @@ def task_state(task: Any) -> dict[str, Any]:
     }
 
 
-def load_task_state(task: Any, state: Any) -> None:
+def load_task_state(task: TrainedTask, state: Any) -> None:
     """Restores `task_state`. The caller holds the task's lock.
 
     Raises:
@@ -77,7 +78,7 @@ def load_task_state(task: Any, state: Any) -> None:
     algorithm.load_state_dict(state.get("algorithm", {}))
 
 
-def check_kind(task: Any, state: Any) -> None:
+def check_kind(task: TrainedTask, state: Any) -> None:
     """Raises ValueError where a saved state is another algorithm's, and its networks do not fit. (Checkpoints of before say
     nothing of whose they are.)"""
     kind, own = state.get("kind"), type(task.algorithm).__name__
@@ -206,7 +207,7 @@ class Attributes:
     With `strict` an attribute that cannot be saved is a TypeError; else it is left out. `owner` gives the task's name.
     """
 
-    def __init__(self, algorithm: Any, owner: Callable[[], str], strict: bool = True) -> None:
+    def __init__(self, algorithm: TrainedAlgorithm, owner: Callable[[], str], strict: bool = True) -> None:
         self.owner, self.start = owner, {}
         for name, packed in self._packed(algorithm):
             if not isinstance(packed, TypeError):
@@ -217,7 +218,7 @@ class Attributes:
                     "load_state_dict")
                 raise TypeError(f"{owner()}: {packed}, so it would be lost at every checkpoint; {mend}")
 
-    def _packed(self, algorithm: Any) -> Iterator[tuple[str, Any]]:
+    def _packed(self, algorithm: TrainedAlgorithm) -> Iterator[tuple[str, Any]]:
         """Every attribute with its packed value, or the error that says why it has none."""
         known = frozenset(id(t) for network in algorithm.networks().values() for t in (*network.parameters(), *network.buffers()))
         left_out = self._left_out(algorithm)
@@ -228,12 +229,12 @@ class Attributes:
                 except TypeError as error:
                     yield name, error
 
-    def _left_out(self, algorithm: Any) -> set[str]:
+    def _left_out(self, algorithm: TrainedAlgorithm) -> set[str]:
         """Attributes that are no part of this state."""
         return {"model", "mode", "updates", "rng", "torch_rng", "_attributes", "_asks", "_guarded", *algorithm.transient,
                 *algorithm.remembers}
 
-    def changed(self, algorithm: Any) -> dict[str, Any]:
+    def changed(self, algorithm: TrainedAlgorithm) -> dict[str, Any]:
         """Return the attributes that are not as they were at the start, packed; so what learning does not change stays the new
         robot's own."""
         out = {}
@@ -248,7 +249,7 @@ class Attributes:
                 out[name] = packed
         return out
 
-    def load(self, algorithm: Any, state: Any) -> None:
+    def load(self, algorithm: TrainedAlgorithm, state: Any) -> None:
         """Sets the attributes that `changed` gave, and all others to what they were at the start; raises ValueError at the first
         that does not fit."""
         if not isinstance(state, Mapping):

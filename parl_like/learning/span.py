@@ -10,6 +10,7 @@ from uuid import uuid4
 from weakref import WeakValueDictionary
 
 from parl_like.data.storage.state_check import MOST
+from parl_like.interfaces import SpannedRun
 from parl_like.learning.schedule import Linear
 
 log = logging.getLogger(__name__)
@@ -52,15 +53,16 @@ class Span:
         self.ends.append(_end(counts, self.steps))
         return OverSpan(start, end, self, len(self.ends) - 1, warmup)
 
-    def stretch(self, robot: Any, steps: int) -> None:
+    def stretch(self, robot: SpannedRun, steps: int) -> None:
         """Lets the whole run have so many environment steps; also for tasks and agents of `robot` that are elsewhere."""
         self.steps, self.settled, self._warned = steps, True, False
         self.ends[:] = [_end(counts, steps) for counts in self._counts]
         if self.ends:
-            for one in (*robot.tasks.values(), robot._driver):
-                one.move_ends(self._key, self.ends)
+            for task in robot.tasks.values():
+                task.move_ends(self._key, self.ends)
+            robot.driver.move_ends(self._key, self.ends)
 
-    def follow(self, robot: Any, steps: int | None, whole: bool) -> None:
+    def follow(self, robot: SpannedRun, steps: int | None, whole: bool) -> None:
         """See `follow_run`; `steps` are those of the robot's environments at the end of the run."""
         if not self.settled and steps is not None:
             self.stretch(robot, steps)
@@ -84,7 +86,7 @@ class Span:
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, "settled": self.settled}
 
-    def load_state_dict(self, robot: Any, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, robot: SpannedRun, state: Mapping[str, Any]) -> None:
         """Goes on with what was saved, unless the user has given this robot another number.
 
         Raises:
@@ -122,7 +124,7 @@ class OverSpan(Linear):
     __hash__ = None  # type: ignore[assignment]  # it changes
 
 
-def follow_run(robot: Any, more: float | None, whole: bool = True) -> None:
+def follow_run(robot: SpannedRun, more: float | None, whole: bool = True) -> None:
     """Note a run that begins. The first one with a known end sets the robot's span, unless the user did; a warning,
     once, says when one ends at more than twice, or less than half of it.
 

@@ -29,7 +29,7 @@ from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Transforms
 from parl_like.environment.factory import EnvSource, is_made, make_one, note_of
 from parl_like.environment.hooks import Hook, TraceHash
-from parl_like.tasks.driver import Driver
+from parl_like.run.driver import Driver
 from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.tasks.wrapper import ComputationWrapper
 from parl_like.values.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
@@ -124,7 +124,7 @@ class AgentPool:
         self.recent_returns: deque[Any] = deque(maxlen=100)
         self.recent_lengths: deque[int] = deque(maxlen=100)
         self.recent_parts: deque[Any] = deque(maxlen=100)
-        self._stop: Callable[[Any], bool] | None = None
+        self.should_stop: Callable[[Any], bool] | None = None
         self._learners: dict[str, AgentHelper] = {}  # of tasks whose helpers learn, the first one
         self._run_hooks: list[Hook] = []
         self._last_hooks: list[Hook] = []  # of the run before
@@ -214,6 +214,11 @@ class AgentPool:
                 call(agent, error)
 
         return make(self.sync, agent_failed, *options)
+
+    @property
+    def driver(self) -> Driver:
+        """Return the driver, which runs the agents."""
+        return self._driver
 
     @property
     def n_agents(self) -> int:
@@ -446,7 +451,7 @@ class AgentPool:
         self._known_as(self)
         self._observe()
 
-    def _known_as(self, pool: Any) -> None:
+    def _known_as(self, pool: AgentPool) -> None:
         """Sets what the agents and the driver know this pool by: itself, or a weak proxy."""
         self._driver.pool = pool
         for agent in self.agents:

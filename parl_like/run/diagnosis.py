@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from parl_like.run.port import RobotPort
+from parl_like.tasks.task import ComputationTask
 from parl_like.values.errors import AgentFailed, Diverged
 
 UNASKED = 100_000
 """Steps of each agent after which an iteration gives up waiting for the first call of `learn()`."""
 
 
-def unless_nobody_asks(robot: Any) -> Callable[[Any], bool] | None:
+def unless_nobody_asks(robot: RobotPort) -> Callable[[Any], bool] | None:
     """A stop condition for an iteration of this robot that ends with an update. Where updates come only by `learn()`, it raises
     AgentFailed once each agent has taken `UNASKED` steps and nobody has called it; None where a schedule brings them."""
     by_hand = [getattr(helper, "learn_every", 0) is None for helper in robot._learners.values()]
@@ -19,7 +21,7 @@ def unless_nobody_asks(robot: Any) -> Callable[[Any], bool] | None:
         return None
     limit = robot.env_steps + UNASKED * len(robot.agents)
 
-    def nobody_asks(robot: Any) -> bool:
+    def nobody_asks(robot: RobotPort) -> bool:
         if robot.env_steps >= limit and not any(wrapper.trainings.rows for wrapper in robot.wrappers.values()):
             raise AgentFailed(f"the agents have taken {UNASKED:,} steps each in this iteration, and none asks for an update: "
                               f"helpers of task {', '.join(map(repr, robot._learners))} have learn_every=None, so they learn "
@@ -29,7 +31,7 @@ def unless_nobody_asks(robot: Any) -> Callable[[Any], bool] | None:
     return nobody_asks
 
 
-def too_short(robot: Any, total: int, lanes: int) -> list[str]:
+def too_short(robot: RobotPort, total: int, lanes: int) -> list[str]:
     """For each task of a robot whose first update comes after so many steps of all its environments, a sentence that says so."""
     first = [(name, what, rows) for name, helper in robot._learners.items()
              for what, rows in (("warmup, batch_size", getattr(helper, "warmup", 0)),
@@ -41,7 +43,7 @@ def too_short(robot: Any, total: int, lanes: int) -> list[str]:
 _LONGER = "(warmup, batch_size); train for longer, or lower them"
 
 
-def why_never_learned(robot: Any, name: str) -> str:
+def why_never_learned(robot: RobotPort, name: str) -> str:
     """Why a robot's task of this name has had no update."""
     if (helper := robot._learners.get(name)) is None:
         return ("its agents have no helper that learns; give the ComputationTask helper=OnPolicyHelper or OffPolicyHelper, "
@@ -62,7 +64,7 @@ def why_never_learned(robot: Any, name: str) -> str:
     return f"{rows} rows were stored, but no update was due yet; train for longer, or learn more often"
 
 
-def refuse_divergence(tasks: Mapping[str, Any]) -> None:
+def refuse_divergence(tasks: Mapping[str, ComputationTask]) -> None:
     """Raises Diverged for a task all of whose optimiser steps, since it was built or loaded, were left out, for their losses were
     no finite numbers: it has learned nothing, and would go on like that."""
     for name, task in tasks.items():

@@ -16,9 +16,11 @@ from parl_like.data.storage.archive import write_archive
 from parl_like.environment.factory import is_made
 from parl_like.environment.hooks import Hook, overridden
 from parl_like.environment.stop_conditions import StopCondition
+from parl_like.interfaces import AgentPort
 from parl_like.learning.span import follow_run
 from parl_like.run.agent_pool import AgentPool
 from parl_like.run.diagnosis import refuse_divergence
+from parl_like.run.port import RobotPort
 from parl_like.values.action_codec import Structured
 from parl_like.values.spec import SpecError, leaves, specs_of
 
@@ -97,7 +99,7 @@ class Quotas(Hook):
         # Return, length, first row and last info.
         self.seen: dict[int, list[tuple[Any, ...]]] = {agent.index: [] for agent in agents}
 
-    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+    def post_episode(self, agent: AgentPort, interrupted: bool) -> None:
         if interrupted or agent.quota_episodes == 0:
             return
         stored = ((h.buffer, h.lanes[agent.env.env_index]) for h in agent.helpers.values() if h.buffer is not None)
@@ -114,7 +116,7 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
     Each agent has a quota of its own, so that agents whose episodes happen to be short do not fill the statistics.
     """
     agents = pool.agents
-    pool._driver.refuse_agents()
+    pool.driver.refuse_agents()
     with pool._one_thread:
         begin, steps_before = perf_counter(), pool.env_steps
         quotas = Quotas(agents)
@@ -149,7 +151,8 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
         return Episodes(returns, lengths, idxs, pool.env_steps - steps_before, perf_counter() - begin, infos, cut=cut)
 
 
-def evaluators(robot: Any, n: int, seed: int | None, source: Any, stop: StopCondition | None, limit: int | None) -> AgentPool:
+def evaluators(robot: RobotPort, n: int, seed: int | None, source: Any, stop: StopCondition | None,
+               limit: int | None) -> AgentPool:
     """Agents, environments and queues of their own, which play the robot's tasks in test mode. An environment of the caller
     (`source`) is used by one agent, and not closed. Episodes of more than `limit` steps are cut off."""
     if limit is not None and limit < 1:
@@ -161,7 +164,7 @@ def evaluators(robot: Any, n: int, seed: int | None, source: Any, stop: StopCond
                 "evaluator", robot.transforms, robot.told)
     robot.notes += [note for note in (f"evaluation: {text}" for text in pool.notes if text not in robot.notes)
                     if note not in robot.notes]
-    pool._borrowed, pool._stop = is_made(source), stop
+    pool._borrowed, pool.should_stop = is_made(source), stop
     if stop is not None:
         stop.begin(pool)
     for agent in pool.agents:
@@ -184,7 +187,7 @@ def final_info(env: Any) -> dict[str, Any]:
     return {key: told[key][i] for key, has in given.items() if has is None or has[i]}
 
 
-def scored(robot: Any, seen: Episodes) -> Episodes:
+def scored(robot: RobotPort, seen: Episodes) -> Episodes:
     """The episodes of an evaluation, with what they are worth by the robot's `score`; nothing without episodes."""
     if seen.returns:
         given, numbers = robot.score, seen.numbers()
@@ -200,7 +203,7 @@ def scored(robot: Any, seen: Episodes) -> Episodes:
     return seen
 
 
-def hold_still(robot: Any) -> None:
+def hold_still(robot: RobotPort) -> None:
     """Nothing learns from here to the robot's next iteration, so an evaluation is of one policy: in sync mode, and under
     cooperative, that is so between any two iterations; else all agents leave their episodes, as at a checkpoint."""
     if not (robot.sync or robot.driver_name == "cooperative"):
@@ -208,7 +211,7 @@ def hold_still(robot: Any) -> None:
 
 
 def epochs(
-    robot: Any, n_epochs: int, steps_per_epoch: int, episodes: int, seed: int | None, stop: Callable[[float], bool] | None,
+    robot: RobotPort, n_epochs: int, steps_per_epoch: int, episodes: int, seed: int | None, stop: Callable[[float], bool] | None,
     best: str | Path | None, hooks: Sequence[Hook],
 ) -> Iterator[tuple[int, dict[str, float], dict[str, Any]]]:
     """See `Robot.epochs`."""

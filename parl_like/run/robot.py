@@ -219,14 +219,14 @@ class Robot(AgentPool):
             self._hear(hooks)
             if stop is not None:
                 stop.begin(self)
-            self._stop = None if stop is None else self.in_turn(stop)
+            self.should_stop = None if stop is None else self.in_turn(stop)
             for call in overridden(hooks, "pre_experiment"):
                 call(self)
             self._connect_hooks()
             while not self.stop_requested and self._iterate():
                 if stop is not None and stop.after_iteration(self):
                     break
-            self._stop = None
+            self.should_stop = None
             while self._driver.stopping and self._iterate():
                 pass
             self._save_as_asked()
@@ -239,7 +239,7 @@ class Robot(AgentPool):
             self._raise()
             refuse_divergence(self.tasks)
         except BaseException:
-            self._stop = None
+            self.should_stop = None
             self._halt()
             self._error = None
             raise
@@ -275,11 +275,11 @@ class Robot(AgentPool):
         self._refuse_closed("run")
         self._driver.refuse_agents()  # before a run's own stop condition is touched
         with self._one_thread:
-            self._stop = unless_nobody_asks(self)
+            self.should_stop = unless_nobody_asks(self)
             try:
                 return self._iterate()
             finally:
-                self._stop = None
+                self.should_stop = None
 
     def _iterate(self) -> bool:
         """One iteration, and the saves that were asked for in it; False when nothing could run any more."""

@@ -15,7 +15,7 @@ FILMS = (".gif", ".png", ".webp")
 """The endings of films' names: Pillow writes these, animated."""
 
 
-def check_arguments(env: EnvSource, agent: Any, n_agents: int, mode: str, score: Any) -> None:
+def check_arguments(env: EnvSource, agent: object, n_agents: int, mode: str, score: Any) -> None:
     """Raises ValueError or TypeError for what no robot can be made of."""
     if n_agents < 1:
         raise ValueError(f"Robot: n_agents is {n_agents}; expected at least 1")
@@ -30,7 +30,7 @@ def check_arguments(env: EnvSource, agent: Any, n_agents: int, mode: str, score:
         raise ValueError(f"Robot: {unknown('score', score, SCORES)}; or give a function of the robot and its Episodes")
 
 
-def check_tasks(tasks: Any) -> None:
+def check_tasks(tasks: object) -> None:
     """Raises TypeError for what are no tasks by name, ValueError where a task stands twice or belongs to another robot."""
     if not isinstance(tasks, Mapping):
         raise TypeError(f"Robot: tasks is {type(tasks).__name__}; expected a dict from names to tasks: "

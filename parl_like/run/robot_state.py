@@ -13,24 +13,25 @@ import numpy as np
 from parl_like.data.storage.state_check import check_alike
 from parl_like.data.storage.tree_encoding import Count
 from parl_like.learning.saved_state import check_kind
+from parl_like.run.port import RobotPort
 from parl_like.values.errors import AgentFailed
 
 WORKERS = "workers"
 """The key under which drivers with worker processes keep agents and buffers."""
 
 
-def _parts(robot: Any) -> dict[str, Any]:
+def _parts(robot: RobotPort) -> dict[str, Any]:
     """Return the parts with a state of their own, a task's or statistics of transforms."""
     chains = {f"transforms.{name}": chain for name, chain in robot.transforms.items() if len(chain)}
     return {f"task.{name}": task for name, task in robot.tasks.items()} | chains
 
 
-def robot_state(robot: Any) -> dict[str, Any]:
+def robot_state(robot: RobotPort) -> dict[str, Any]:
     """See `Robot.state_dict`."""
-    return {**robot._driver.state_dict(), **acting_state(robot)}
+    return {**robot.driver.state_dict(), **acting_state(robot)}
 
 
-def acting_state(robot: Any) -> dict[str, Any]:
+def acting_state(robot: RobotPort) -> dict[str, Any]:
     """See `Robot.acting_state`."""
     out: dict[str, Any] = {key: part.state_dict() for key, part in _parts(robot).items()}
     out["counters"] = {
@@ -78,19 +79,19 @@ class _Counters(msgspec.Struct):
     wrappers: dict[str, _Wrapper] = {}
 
 
-def load_robot_state(robot: Any, state: Mapping[str, Any]) -> None:
+def load_robot_state(robot: RobotPort, state: Mapping[str, Any]) -> None:
     """See `Robot.load_state_dict`."""
     if isinstance(state, Mapping):
         _check_kinds(robot, state)
     acting = {*_parts(robot), "counters"}
-    expected = acting | robot._driver.state_keys()
+    expected = acting | robot.driver.state_keys()
     if not isinstance(state, Mapping) or state.keys() not in (acting, expected):
         there = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(f"Robot: the saved state has {there}; expected {sorted(expected)}: build the robot as it was saved")
     state_of = robot_state if state.keys() == expected else acting_state
     try:
         if state_of is robot_state:
-            robot._driver.check_state(state)
+            robot.driver.check_state(state)
         check_alike({**state, "counters": None}, {**state_of(robot), "counters": None}, "")
         msgspec.convert(state["counters"], _Counters)
     except _NO_STATE as error:
@@ -107,7 +108,7 @@ def load_robot_state(robot: Any, state: Mapping[str, Any]) -> None:
         raise
 
 
-def _check_kinds(robot: Any, state: Mapping[str, Any]) -> None:
+def _check_kinds(robot: RobotPort, state: Mapping[str, Any]) -> None:
     """Refuses other algorithms; first, since of another one all else differs, too."""
     tasks = {f"task.{name}": task for name, task in robot.tasks.items()}
     if tasks.keys() == {key for key in state if key.startswith("task.")}:
@@ -137,13 +138,13 @@ def _no_state(error: Exception) -> ValueError:
     return ValueError(f"Robot: the saved state does not fit, and nothing was changed: {kind}{error}")
 
 
-def _take_over(robot: Any, state: Mapping[str, Any]) -> None:
+def _take_over(robot: RobotPort, state: Mapping[str, Any]) -> None:
     if robot.span is not None and "span" in state["counters"]:
         robot.span.load_state_dict(robot, state["counters"]["span"])
     for key, part in _parts(robot).items():
         part.load_state_dict(state[key])
-    if robot._driver.state_keys() <= state.keys():
-        robot._driver.load_state_dict(state)
+    if robot.driver.state_keys() <= state.keys():
+        robot.driver.load_state_dict(state)
     counters = msgspec.convert(state["counters"], _Counters)
     robot.env_steps, robot.episodes, robot.iterations = counters.env_steps, counters.episodes, counters.iterations
     np.array(counters.returns, np.float64)  # refuses those of different lengths

@@ -6,6 +6,8 @@ from collections.abc import Iterable
 from time import perf_counter
 from typing import Any
 
+from parl_like.interfaces import ActingAgent
+
 LOOK_S = 1.0
 """Seconds between two looks."""
 PATIENCE_S = {"predict": 5.0, "learn": 60.0, "reset": 5.0}
@@ -28,7 +30,7 @@ class Asking:
         self.kind, self.next_look = kind, 0.0
         self._seen: dict[int, list[Any]] = {}  # agent's id → steps, since when they are so many, how often it was found
 
-    def look(self, now: float, task: str, agents: Iterable[Any]) -> None:
+    def look(self, now: float, task: str, agents: Iterable[ActingAgent]) -> None:
         """Notes who asks; tells the agent's robot, once, of one that has not stepped for too long."""
         self.next_look = now + LOOK_S
         for agent in agents:
@@ -49,7 +51,7 @@ class Resets:
     def __init__(self) -> None:
         self._steps, self._since, self._found, self._rested = -1, 0.0, 0, 0.0
 
-    def look(self, agent: Any) -> None:
+    def look(self, agent: ActingAgent) -> None:
         """Tells the agent's robot, once, of one that resets for too long without a step. From then on the agent rests now and
         then: else the other agents of its thread, and a robot in another process, would have no turn."""
         if agent.steps != self._steps:
@@ -60,11 +62,11 @@ class Resets:
         if now - self._since >= PATIENCE_S["reset"] and self._found >= LOOKS:
             tell(agent, "reset its environment again and again", now - self._since)
             if now - self._rested >= LOOK_S:
-                agent.robot._driver.rest(agent)
+                agent.robot.driver.rest(agent)
                 self._rested = perf_counter()
 
 
-def tell(agent: Any, what: str, seconds: float) -> None:
+def tell(agent: ActingAgent, what: str, seconds: float) -> None:
     """Tells the agent's robot, once, what the agent has done for so long without a step."""
     if agent not in agent.robot.idlers:
         agent.robot.idlers.append(agent)

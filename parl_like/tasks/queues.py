@@ -195,6 +195,10 @@ class RequestQueue(ABC):
             ticket.error.__cause__ = error
 
     @abstractmethod
+    def put(self, ticket: Ticket, values: Any) -> list[Ticket] | None:
+        """Adds a request; returns those that a full queue gave up for it, to wake. The caller holds `lock`."""
+
+    @abstractmethod
     def _run(self, batch: RequestBatch) -> None:
         """Asks the task, and gives every ticket its reply; raises what the task does."""
 
@@ -237,7 +241,7 @@ class PredictionQueue(RequestQueue):
         self._free: list[RowBlock] = []
         self.make_block: Callable[[list[Spec], int], RowBlock] = RowBlock
 
-    def add_explorer(self, explorer: Explorer, agent: Any) -> None:
+    def add_explorer(self, explorer: Explorer, agent: object) -> None:
         """The explorer of one more agent.
 
         Raises:

@@ -17,6 +17,7 @@ import torch
 
 from parl_like.data.extra_fields import policy_specs
 from parl_like.data.rng import Borrowed
+from parl_like.interfaces import RunPort
 from parl_like.learning.algorithm import Algorithm
 from parl_like.learning.device_copy import fetch, send
 from parl_like.learning.model import ArrayModel
@@ -131,7 +132,7 @@ class ComputationTask:
             self._adopt(algorithm)
 
     @property
-    def robot(self) -> Any:
+    def robot(self) -> RunPort | None:
         """The robot that has this task and is not closed; None: there is none."""
         if self._robot() is not None and not self._robot().closed:
             gc.collect()  # one that was only forgotten goes with this, for it is part of circles
@@ -139,7 +140,7 @@ class ComputationTask:
         return None if robot is None or robot.closed else robot
 
     @robot.setter
-    def robot(self, robot: Any) -> None:
+    def robot(self, robot: RunPort) -> None:
         self._robot = weakref.ref(robot)
 
     def owner(self) -> str:
@@ -383,19 +384,21 @@ class ComputationTask:
         Raises:
             Diverged: a number in that is not finite. The arrays are as `learn` left them, for there is no copy of before.
         """
-        algorithm: Any = self._algorithm
+        algorithm = self._algorithm
+        assert algorithm is not None
         attributes = algorithm.__dict__  # past `__setattr__`: this is in every step of an environment
         with self.lock:
             before, attributes["mode"] = algorithm.mode, "update"
             try:
-                out: Mapping[str, Any] | None = algorithm.learn(algorithm.process(row))
+                given: Any = algorithm.learn(algorithm.process(row))
                 attributes["updates"] += 1
                 algorithm.post_process(row)
             finally:
                 attributes["mode"] = before
             self._count_row()
-        if out is None:
+        if given is None:
             return {}
+        out: Mapping[str, Any] = given
         try:
             for name, value in out.items():
                 if not isfinite(value):

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from parl_like.interfaces import ActingAgent, QueuePort
 from parl_like.values.spec import Array
 
 INFINITE = float("inf")
@@ -34,9 +35,9 @@ class Ticket:
         waiter, state, after: The driver's own.
     """
 
-    agent: Any
+    agent: ActingAgent
     waiter: Any
-    queue: Any = None
+    queue: QueuePort[Ticket] = None  # type: ignore[assignment]  # until it is put
     rows: int = 0
     start: int = 0
     out: Any = None

@@ -6,13 +6,15 @@ import threading
 from collections.abc import Mapping
 from typing import Any
 
+from parl_like.interfaces import ActingAgent, DriverPort
 from parl_like.learning.fixed_settings import Alias
 from parl_like.tasks.batch_rule import BatchRule
-from parl_like.tasks.driver import Driver
-from parl_like.tasks.queues import PredictionQueue, TrainingQueue
+from parl_like.tasks.queues import PredictionQueue, RequestQueue, TrainingQueue
 from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.tasks.tickets import Ticket
 from parl_like.values.spec import Array
+
+Transport = DriverPort[Any, RequestQueue, Ticket]
 
 
 class ComputationWrapper:
@@ -38,7 +40,7 @@ class ComputationWrapper:
         self.trainings = TrainingQueue(task, task.training_rule or training_rule or BatchRule(), lock)
         self.communicators: dict[str, Communicator] = {}
 
-    def create_communicator(self, agent: Any, driver: Driver) -> Communicator:
+    def create_communicator(self, agent: ActingAgent, driver: Transport) -> Communicator:
         """The agent's end of the queues; agents may join while others run.
 
         Raises:
@@ -81,7 +83,7 @@ class Communicator:
     put_prediction_data, put_training_data = Alias("put_prediction"), Alias("put_training")
     get_prediction_return, get_training_return = Alias("get"), Alias("get")
 
-    def __init__(self, wrapper: ComputationWrapper, agent: Any, driver: Driver) -> None:
+    def __init__(self, wrapper: ComputationWrapper, agent: ActingAgent, driver: Transport) -> None:
         self.wrapper, self.agent, self.task, self.name = wrapper, agent, wrapper.task.name, str(agent)
         self._driver, self._put = driver, driver.put
         self._predictions, self._trainings = wrapper.predictions, wrapper.trainings

@@ -240,11 +240,11 @@ def _shown(error: BaseException) -> BaseException:
     return error if whole() else trim(error)
 
 
-def _bordering(wrapper: Any, call: Any) -> Any:
+def _bordering(around: Any, call: Any) -> Any:
     """The wrapper in place of what it calls; in tracebacks it is one line."""
-    code = wrapper.__code__
-    wrapper.__code__ = code.replace(co_filename=_HERE, co_name=call.__name__, co_qualname=call.__qualname__, co_firstlineno=1)
-    return functools.wraps(call)(wrapper)
+    code = around.__code__
+    around.__code__ = code.replace(co_filename=_HERE, co_name=call.__name__, co_qualname=call.__qualname__, co_firstlineno=1)
+    return functools.wraps(call)(around)
 
 
 def public(kind: C) -> C:

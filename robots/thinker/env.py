@@ -56,9 +56,9 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
         self.robot = source if isinstance(source, Robot) else None
         self._obs: Any = None  # what was shown last
         if isinstance(source, Robot):
-            agent: Any = source.agents[0]
-            self._agent, self._task = agent, source.tasks["model"]
-            super().__init__(agent.augmented)
+            acting: Any = source.agents[0]
+            self._agent, self._task = acting, source.tasks["model"]
+            super().__init__(acting.augmented)
         else:
             n_actions = int(source.single_action_space.n)  # type: ignore[attr-defined]
             super().__init__(AugmentedEnv(source, partial(_nothing, n_actions), K=1, max_depth=0, discounting=options.discounting,

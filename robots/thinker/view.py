@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from parl_like.agents.agent import Agent
 from parl_like.data.storage.safe_files import open_file
 from parl_like.environment.factory import write_gif
 from parl_like.environment.hooks import Hook
 from parl_like.envs.sokoban import SPRITES, SokobanVectorEnv
+from parl_like.interfaces import AgentPort
 from parl_like.lab.reports import plots
 from parl_like.lab.text import printer
 from parl_like.robots.thinker.build import make_envs
@@ -115,9 +115,9 @@ class PlanFilm(Hook):
         self.thoughts: list[tuple[int, int, Array]] = []  # of this stage: primary action, reset, the planner's logits
         self.seen: dict[int, Array] = {}
 
-    def pre_episode(self, agent: Agent) -> None:
-        augmented: Any = agent.augmented  # type: ignore[attr-defined]
-        model: Any = agent.helpers["model"].task.algorithm
+    def pre_episode(self, agent: AgentPort) -> None:
+        acting: Any = agent
+        augmented, model = acting.augmented, acting.helpers["model"].task.algorithm
         self.augmented, self.model = augmented, model
         sokoban = isinstance(augmented.envs.unwrapped, SokobanVectorEnv)
         self.names = ["stay", "up", "down", "left", "right"] if sokoban else [str(i) for i in range(augmented.n_actions)]
@@ -131,8 +131,9 @@ class PlanFilm(Hook):
 
             augmented.ask = listen
 
-    def pre_act(self, agent: Agent, act: Any) -> None:
-        (primary, reset), logits = act[0].tolist(), agent.helpers["plan"].outputs["logits"][0, : len(self.names)]
+    def pre_act(self, agent: AgentPort, act: Any) -> None:
+        acting: Any = agent
+        (primary, reset), logits = act[0].tolist(), acting.helpers["plan"].outputs["logits"][0, : len(self.names)]
         if agent.env.last[0]["step_status"][0] < 2:
             self.thoughts.append((primary, reset, logits))
             return
@@ -148,7 +149,7 @@ class PlanFilm(Hook):
         self.steps, self.thoughts = self.steps + 1, []
         self.stage = PlannedStage(self.steps, primary, self.before, nodes, rollouts, self.frames(nodes), policies)
 
-    def post_act(self, agent: Agent) -> None:
+    def post_act(self, agent: AgentPort) -> None:
         _, _, rew, terminated, truncated, info = agent.env.last
         if not info["imagined"][0]:
             self.before = self.picture(agent.env.obs_next["real_states"][0])

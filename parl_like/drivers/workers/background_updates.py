@@ -14,6 +14,7 @@ import torch
 from parl_like.learning.optimizer_steps import BESIDE
 from parl_like.process.child import shielded
 from parl_like.tasks.queues import RequestBatch, RequestQueue
+from parl_like.tasks.task import ComputationTask
 from parl_like.tasks.tickets import Ticket
 
 log = logging.getLogger("parl_like.processes")
@@ -34,7 +35,7 @@ class BackgroundUpdates:
         self._beside: ThreadPoolExecutor | None = None  # for backward passes that go on at the same time
         self._uncopied: set[str] = set()
 
-    def make_copies(self, tasks: Sequence[Any]) -> None:
+    def make_copies(self, tasks: Sequence[ComputationTask]) -> None:
         """Gives tasks that learn copies of their networks, for predictions meanwhile, while none learns."""
         for task in tasks:
             if task.train and task.serve == "central" and task.acting is None and task.name not in self._uncopied:
@@ -45,7 +46,8 @@ class BackgroundUpdates:
                     log.warning("task %r: its algorithm cannot be copied (%s: %s), so predictions wait for optimiser steps",
                                 task.name, type(error).__name__, error)
 
-    def give(self, queue: RequestQueue, batch: RequestBatch, tasks: Sequence[Any], afterwards: Callable[[], Any]) -> None:
+    def give(self, queue: RequestQueue, batch: RequestBatch, tasks: Sequence[ComputationTask],
+             afterwards: Callable[[], Any]) -> None:
         """Begins an update. `afterwards` is called in its thread at the end, and `ended` gives what it returned."""
         if self._threads is None:
             # Asking torch for its threads limits a thread's own.

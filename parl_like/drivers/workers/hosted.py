@@ -15,10 +15,11 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from parl_like.agents.agent import Agent
 from parl_like.drivers.messages import ERRORS, Kind, Message, RemoteError, text_of
 from parl_like.drivers.workers.background_updates import BackgroundUpdates
 from parl_like.drivers.workers.proxies import RemoteAgent, TaskProxy
@@ -30,10 +31,12 @@ from parl_like.drivers.workers.worker_states import WorkerStates
 from parl_like.environment.factory import for_elsewhere
 from parl_like.environment.hooks import overridden
 from parl_like.process.child import RestartBudget, readable
-from parl_like.tasks.driver import CALLED_BY_AGENT
+from parl_like.run.agent_pool import AgentPool
+from parl_like.run.driver import CALLED_BY_AGENT, Pool
 from parl_like.tasks.queues import RequestQueue
 from parl_like.tasks.row_slots import Owner, Places
 from parl_like.tasks.tickets import INFINITE, Ticket
+from parl_like.tasks.wrapper import ComputationWrapper
 from parl_like.values.errors import AgentFailed
 
 STOP_PATIENCE = 3.0
@@ -88,11 +91,12 @@ class HostedDriver(WorkerStates):
 
     # ----------------------------------------------------------------------------------------------------------- making agents
 
-    def make_agents(self, pool: Any, n: int) -> list[Any]:
+    def make_agents(self, pool: Pool, n: int) -> list[Any]:
         """Divides agents over the workers, in blocks; they are made when the robot starts."""
-        self.pool = pool
+        assert isinstance(pool, AgentPool)
+        self.pool: AgentPool = pool
         like, seeds = pool.make_example(), pool.new_seeds(n)
-        agents = [RemoteAgent(pool, index, like, self.observe) for index, _ in seeds]
+        agents = cast(list[Agent], [RemoteAgent(pool, index, like, self.observe) for index, _ in seeds])  # which they stand for
         options, blocks = self.options, np.array_split(np.arange(n), self.options.count(n))
         self.supervisor.workers = [WorkerHandle(number, [agents[i] for i in block],
                                                 RestartBudget(options.max_restarts, options.period, 0.0))
@@ -150,7 +154,7 @@ class HostedDriver(WorkerStates):
     def move_ends(self, key: str, ends: Sequence[int]) -> None:
         self.supervisor.move_ends(key, ends)
 
-    def start(self, agents: Sequence[Any], wrappers: Sequence[Any]) -> None:
+    def start(self, agents: Sequence[Agent], wrappers: Sequence[ComputationWrapper]) -> None:
         self.parked = []
         self._begin(agents, wrappers)
         self._open()
@@ -183,7 +187,7 @@ class HostedDriver(WorkerStates):
             self.agents += [agent for agent in worker.agents if agent not in self.agents]
             self._order_agents("start", worker, worker.agents)
 
-    def resume(self, agents: Sequence[Any]) -> None:
+    def resume(self, agents: Sequence[Agent]) -> None:
         for worker in self.workers:
             mine = [agent for agent in worker.agents if agent in agents and agent in self.parked]
             if mine:
@@ -292,7 +296,7 @@ class HostedDriver(WorkerStates):
         self.supervisor.forget(worker)
         for queue in self.queues:
             for ticket in (ticket for batch in queue.batches for ticket in batch.tickets):
-                if ticket.agent is worker and not ticket.abandoned:
+                if ticket.waiter.worker is worker and not ticket.abandoned:
                     ticket.abandoned = True
                     queue.abandoned += 1
         self.parked = [agent for agent in self.parked if agent not in worker.agents]
@@ -302,7 +306,7 @@ class HostedDriver(WorkerStates):
             self._failed(worker.agents[0], AgentFailed(f"{worker} {why}; it was replaced {options.max_restarts} times within "
                                                        f"{options.period:g} s"))
 
-    def _serve(self, queue: Any) -> None:
+    def _serve(self, queue: RequestQueue) -> None:
         """In async mode learning runs in a thread: agents that wait for predictions get them meanwhile, from copies of the
         networks."""
         if self.sync or queue.kind == "predict":
@@ -337,7 +341,7 @@ class HostedDriver(WorkerStates):
 
     # ---------------------------------------------------------------------------------------------------------------- messages
 
-    def _order_agents(self, order: str, worker: WorkerHandle, agents: Sequence[Any]) -> None:
+    def _order_agents(self, order: str, worker: WorkerHandle, agents: Sequence[Agent]) -> None:
         """An order to some agents of a worker, with what they may do of steps and episodes; -1: no bound."""
         def numbers(name: str) -> list[int]:
             return [-1 if getattr(agent, name) is None else getattr(agent, name) for agent in agents]
@@ -401,13 +405,13 @@ class HostedDriver(WorkerStates):
             with self._called(agent):
                 for call in self._post_steps:
                     call(agent)
-                if pool._stop is not None and pool._stop(pool):
+                if pool.should_stop is not None and pool.should_stop(pool):
                     pool.request_stop()
         if "stop" in notes:
             pool.request_stop()
 
     @contextmanager
-    def _called(self, agent: Any) -> Iterator[None]:
+    def _called(self, agent: Agent) -> Iterator[None]:
         """Around calls of hooks and stop conditions, whose errors are as if the agent had raised them."""
         self._calling = True
         try:
@@ -462,7 +466,7 @@ class HostedDriver(WorkerStates):
 
     # ------------------------------------------------------------------------------------------------------------------ ending
 
-    def halt(self, agents: Sequence[Any], signal: str, patience: float | None = None) -> list[Any]:
+    def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Any]:
         self.refuse_agents()
         self.stopping = self._waiting = False
         if signal == "stop":

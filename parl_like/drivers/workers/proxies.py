@@ -8,7 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.agents.agent import Helpers
+from parl_like.agents.agent import Agent, Helpers
+from parl_like.interfaces import AgentPort, AlgorithmPort, EnvPort, TaskPort
+from parl_like.run.agent_pool import AgentPool
 from parl_like.tasks.acting_copies import ActingCopies
 from parl_like.tasks.row_slots import Places
 from parl_like.tasks.task import ComputationTask
@@ -17,12 +19,12 @@ from parl_like.values.errors import WrongCaller
 PLAIN = (bool, int, float, str, type(None))
 
 
-def plain_of(algorithm: Any) -> dict[str, Any]:
+def plain_of(algorithm: AlgorithmPort) -> dict[str, Any]:
     """Its plain attributes, such as `gamma`."""
     return {name: value for name, value in vars(algorithm).items() if isinstance(value, PLAIN)}
 
 
-class AlgorithmProxy:
+class AlgorithmProxy(AlgorithmPort):
     """A proxy of an algorithm that is elsewhere, with what helpers ask of it: window, explorer, plain attributes, the spaces and
     specs of its model.
 
@@ -30,8 +32,12 @@ class AlgorithmProxy:
         elsewhere: For the error of whoever asks for more: where it is, what is known here, and whom to ask.
     """
 
+    model: Any
+    window: Any
+    acts_with: tuple[str, ...]
+
     def __init__(
-        self, algorithm: Any,
+        self, algorithm: AlgorithmPort,
         elsewhere: str = "the task is in the robot's process; a worker knows the spaces, the window, the explorer and plain "
                          "attributes of its algorithm. Ask the task (helper.predict, helper.ask), or use another driver",
     ) -> None:
@@ -61,7 +67,7 @@ class Replica(ComputationTask):
         self._optimization = None
 
 
-class TaskProxy:
+class TaskProxy(TaskPort):
     """A task without its networks, for a worker's helpers and queues."""
 
     def __init__(self, task: ComputationTask) -> None:
@@ -69,10 +75,14 @@ class TaskProxy:
         self.predict_rule, self.training_rule = task.predict_rule, task.training_rule
         self.output_shapes, self.policy_specs = dict(task.output_shapes), task.policy_specs
         self.version, self.learns = task.version, task.learns
-        self.algorithm = AlgorithmProxy(task.algorithm)
+        self._algorithm = AlgorithmProxy(task.algorithm)
         self.serve, self.sync_every, self.bisect = task.serve, task.sync_every, task.bisect
         self.source = task._source if task.serve == "replica" else None
         self.places = Places(n=0)  # those of the worker's agents, among all that the task has
+
+    @property
+    def algorithm(self) -> AlgorithmProxy:
+        return self._algorithm
 
     def make(self, seed: np.random.SeedSequence) -> Any:
         """Return what the worker's wrappers serve or send for: this proxy; of a replica a task with networks of its own, which
@@ -94,7 +104,7 @@ class Elsewhere(Helpers):
         raise WrongCaller(f"{self._agent}: its helpers are in a worker process, where its own code can ask them and nobody else")
 
 
-class RemoteAgent:
+class RemoteAgent(AgentPort):
     """An agent of a worker; `steps` as of the last stop or checkpoint.
 
     Args:
@@ -102,12 +112,12 @@ class RemoteAgent:
         observe: Called with the robot's hooks.
     """
 
-    def __init__(self, pool: Any, index: int, like: Any, observe: Any) -> None:
+    def __init__(self, pool: AgentPool, index: int, like: Agent, observe: Any) -> None:
         self.robot, self.index, self._label = pool, index, f"{pool._label} {index}"
         self.n_envs, self.vector, self.learns, self.needs = like.n_envs, like.vector, like.learns, like.needs
-        self.helpers = Elsewhere(self._label)
+        self._helpers = Elsewhere(self._label)
         self.steps = 0
-        self.env: Any = None if like.env is None else RemoteEnv(self._label, observe)
+        self._env: Any = None if like.env is None else RemoteEnv(self._label, observe)
         self.needs_seed = True
         self.signal: str | None = None
         self.quota_steps: int | None = None
@@ -116,12 +126,20 @@ class RemoteAgent:
     def __str__(self) -> str:
         return self._label
 
+    @property
+    def helpers(self) -> Elsewhere:
+        return self._helpers
+
+    @property
+    def env(self) -> Any:
+        return self._env
+
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{name}: {self.__dict__.get('_label', 'an agent')} is in a worker process; here it has index, "
                              "steps and, in hooks, its environment's last episode")
 
 
-class RemoteEnv:
+class RemoteEnv(EnvPort):
     """A proxy of an environment that is in a worker, with what hooks may ask of it: the episode that has just ended there."""
 
     def __init__(self, agent: str, observe: Any) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from parl_like.drivers.messages import Kind, Message, pack_error
 from parl_like.drivers.workers.supervisor import Link, WorkerHandle
+from parl_like.interfaces import ActingAgent
 from parl_like.tasks.row_slots import Owner
 from parl_like.tasks.tickets import Ticket, joined
 from parl_like.tasks.wrapper import ComputationWrapper
@@ -21,13 +22,14 @@ class WorkerRequest:
     """One message of a worker, and what has been answered of it: the `waiter` of its tickets.
 
     Attributes:
-        owner: Of the rows that tasks keep for the process that sent it.
+        worker: Who sent it. owner: Of the rows that tasks keep for the process that sent it.
         number: By which the worker knows it.
         agents: How many agents ask in it, but for those that its tickets count; 0 once they are counted.
         parts: Tickets that it was divided into.
         answered: Those that are answered.
     """
 
+    worker: WorkerHandle
     owner: Owner
     number: int
     agents: int
@@ -42,13 +44,13 @@ def put_request(wrappers: Mapping[str, ComputationWrapper], link: Link, worker: 
     Returns:
         Tickets that are answered already: refused, or dropped for the newest.
     """
-    request = WorkerRequest(worker.owner, message.request, message.notes["n"])
+    request = WorkerRequest(worker, worker.owner, message.request, message.notes["n"])
     ticket: Ticket | None = None
 
     def part(rows: int) -> Ticket:
         request.parts += 1
         request.agents -= 1
-        return Ticket(worker, request, rows=rows)
+        return Ticket(cast(ActingAgent, worker), request, rows=rows)  # it stands for its agents
 
     try:
         wrapper = wrappers[message.task]
@@ -76,13 +78,14 @@ def replies(tickets: Sequence[Ticket]) -> Iterator[tuple[WorkerHandle, Kind, dic
     complete = []
     for ticket in tickets:
         request = ticket.waiter
-        if not ticket.abandoned and request.owner is ticket.agent.owner:
+        if not ticket.abandoned and request.owner is request.worker.owner:
             request.answered.append(ticket)
             if len(request.answered) == request.parts:
                 complete.append(ticket)
-    last = {ticket.agent: ticket for ticket in complete}
+    last = {ticket.waiter.worker: ticket for ticket in complete}
     for ticket in complete:
-        worker, request = ticket.agent, ticket.waiter
+        request = ticket.waiter
+        worker: WorkerHandle = request.worker
         parts, request.answered = request.answered, []
         notes: dict[str, Any] = {} if last[worker] is ticket else {"more": True}  # the agents of a worker go on together
         content = {"request": request.number, "notes": notes}

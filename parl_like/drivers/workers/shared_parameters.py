@@ -15,6 +15,7 @@ from parl_like.drivers.messages import pack_state
 from parl_like.drivers.workers.shared_rows import LARGE
 from parl_like.process.shared_memory import offsets
 from parl_like.tasks.acting_copies import tensors_of
+from parl_like.tasks.task import ComputationTask
 from parl_like.values.spec import Array
 
 
@@ -70,7 +71,7 @@ class Publisher:
         self._areas: dict[str, Parameters | None] = {}
         self._numbers = 0
 
-    def due(self, tasks: Sequence[Any], folder: str, always: bool = False, to_all: bool = True) -> list[Publication]:
+    def due(self, tasks: Sequence[ComputationTask], folder: str, always: bool = False, to_all: bool = True) -> list[Publication]:
         """Return what is to be sent of tasks whose replicas are `sync_every` optimiser steps behind.
 
         Args:
@@ -95,7 +96,7 @@ class Publisher:
                     out.append((task.name, {**notes, "number": self._numbers}, {}))
         return out
 
-    def _area(self, task: Any, folder: str) -> Parameters | None:
+    def _area(self, task: ComputationTask, folder: str) -> Parameters | None:
         """Shared memory for its parameters; None: they go in messages, for they are small, or there is no such memory."""
         if task.name not in self._areas:
             like = tensors_of(task.networks_state(acting=True))

@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from parl_like.agents.agent import Agent
 from parl_like.drivers.messages import Kind, Message, WireError, pack, unpack, unpack_state
 from parl_like.process.child import RestartBudget, shielded
 from parl_like.tasks.row_slots import Owner
@@ -43,7 +44,7 @@ class WorkerHandle:
         turn_s: Seconds of a turn by the worker's own clock, a running mean of the last few.
     """
 
-    def __init__(self, number: int, agents: list[Any], budget: RestartBudget) -> None:
+    def __init__(self, number: int, agents: list[Agent], budget: RestartBudget) -> None:
         self.number, self.agents, self.budget = number, agents, budget
         self.incarnation = -1
         self.owner = Owner()

@@ -24,6 +24,7 @@ from parl_like.drivers.workers.shared_rows import Blocks
 from parl_like.drivers.workers.worker_agents import COUNTS, Recipe, WorkerPool
 from parl_like.learning.span import move_ends
 from parl_like.tasks.acting_copies import tensors_of
+from parl_like.tasks.queues import RequestBatch, RequestQueue, TrainingQueue
 from parl_like.values.errors import AgentFailed
 from parl_like.values.spec import Array
 
@@ -72,7 +73,7 @@ class Worker:
         except BaseException as error:  # noqa: BLE001  whatever the user's code raises is the robot's to report
             self.report_failure(-1, error)
             return False
-        self.driver = self.pool._driver
+        self.driver = self.pool.driver
         if self.recipe.shared:
             self.blocks = Blocks(self.recipe.shared, self.recipe.name)
             for wrapper in self.pool.wrappers.values():
@@ -126,12 +127,12 @@ class Worker:
             self._ask(request, queue, batch, notes if i == len(batches) else {})
         return False
 
-    def _ask(self, request: int, queue: Any, batch: Any, notes: Mapping[str, Any]) -> None:
+    def _ask(self, request: int, queue: RequestQueue, batch: RequestBatch, notes: Mapping[str, Any]) -> None:
         n = batch.rows
         said: dict[str, Any] = {**notes, "n": len(batch.tickets)}
         number = self.blocks.number_of(batch.block) if self.blocks is not None and batch.block is not None else None
         if queue.kind == "learn":
-            rows = queue.joined(batch)
+            rows = TrainingQueue.joined(batch)
             said["update"] = [max(t.steps for t in batch.tickets), int(any(t.scheduled for t in batch.tickets))]
         elif number is None:
             rows = {name: column[:n] for name, column in batch.block.arrays.items()}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from time import sleep
@@ -16,9 +16,11 @@ from parl_like.drivers.messages import ERRORS, Kind, Message, text_of
 from parl_like.drivers.workers.proxies import TaskProxy
 from parl_like.environment.factory import make_one
 from parl_like.environment.hooks import Hook, TraceHash
+from parl_like.interfaces import AgentPort
 from parl_like.process.child import RestartBudget
 from parl_like.run.agent_pool import AgentPool
-from parl_like.tasks.driver import CALLED_BY_AGENT
+from parl_like.run.driver import CALLED_BY_AGENT
+from parl_like.tasks.queues import PredictionQueue, RequestBatch, RequestQueue
 from parl_like.tasks.tickets import Counters, Ticket
 from parl_like.values.errors import Interrupted, Stopped, TaskFailed
 
@@ -91,7 +93,7 @@ class RemoteDriver(CooperativeDriver):
         finally:
             self.agents.remove(agent)
 
-    def batches(self) -> list[tuple[int, Any, Any]]:
+    def batches(self) -> list[tuple[int, RequestQueue, RequestBatch]]:
         """Takes what waits for the robot: request number, queue and batch, in the order of tasks."""
         out = []
         for queue in self.queues:
@@ -112,7 +114,7 @@ class RemoteDriver(CooperativeDriver):
             return []
         return [min(agent.steps - agent.learned_at for agent in agents), int(any(agent.pace()[1] for agent in agents))]
 
-    def waiting_here(self) -> list[Any]:
+    def waiting_here(self) -> list[PredictionQueue]:
         """Queues of replicas with requests."""
         return [queue for queue in self.predictions if queue.rows and queue.task.serve == "replica"]
 
@@ -153,7 +155,7 @@ class RemoteDriver(CooperativeDriver):
         queue.recycle(batch)
         self._wake(tickets)
 
-    def halt(self, agents: Any, signal: str, patience: float | None = None) -> list[Agent]:
+    def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Agent]:
         if signal == "stop":
             for queue, batch in self.sent.values():
                 queue.recycle(batch)  # the robot has no eye on it any more
@@ -174,7 +176,7 @@ class EpisodeReport(Hook):
     def __init__(self, episodes: list[tuple[int, int, Any, int]]) -> None:
         self.episodes = episodes
 
-    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+    def post_episode(self, agent: AgentPort, interrupted: bool) -> None:
         if not interrupted:
             self.episodes.append((agent.index, agent.env.env_index, agent.env.episode_return, agent.env.episode_length))
             if agent.quota_episodes is not None and agent.quota_episodes > 0:
@@ -195,6 +197,10 @@ class WorkerPool(AgentPool):
 
     remote = True
     _driver: RemoteDriver
+
+    @property
+    def driver(self) -> RemoteDriver:
+        return self._driver
 
     def _first_env(self, member: Agent) -> int:
         """Agents of other workers are not known here: each has room for as many environments as the example of an agent, and

@@ -7,6 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import current_thread, get_ident
 from typing import Any, Protocol
 
+from parl_like.agents.agent import Agent
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.interfaces import AgentPort, RunPort
+from parl_like.tasks.queues import RequestQueue
+from parl_like.tasks.tickets import Ticket
+from parl_like.tasks.wrapper import ComputationWrapper
 from parl_like.values.errors import WrongCaller
 
 CALLED_BY_AGENT = (
@@ -15,11 +21,22 @@ CALLED_BY_AGENT = (
 )
 
 
-def foreign(agent: Any) -> WrongCaller:
+def foreign(agent: object) -> WrongCaller:
     """For a call from a thread that is not the agent's."""
     return WrongCaller(f"{agent}: a helper was asked from thread {current_thread().name!r}, which is not the agent's; an agent "
                        "acts while it learns with mode='async', or with driver='threads' in a thread that it registers, "
                        "self.thread(function)")
+
+
+class Pool(RunPort, Protocol):
+    """A pool, as the driver that runs it knows it: `parl_like.run.agent_pool.AgentPool`."""
+
+    agents: list[Agent]
+    wrappers: dict[str, ComputationWrapper]
+    buffers: dict[str, ReplayBuffer]
+    observing: int | None
+
+    def make_agents(self, n: int) -> list[Agent]: ...
 
 
 class Driver(Protocol):
@@ -34,9 +51,9 @@ class Driver(Protocol):
         lock: Guards the queues, and is held where buffers are changed; None where one thread runs everything.
     """
 
-    pool: Any
-    agents: list[Any]
-    parked: list[Any]
+    pool: Pool
+    agents: list[Agent]
+    parked: list[Agent]
     stopping: bool
     collecting: bool | str = False
     lock: Any = None
@@ -46,16 +63,16 @@ class Driver(Protocol):
     def waiter(self) -> Any:
         """A fresh object for one ticket's waiting."""
 
-    def put(self, queue: Any, ticket: Any, values: Any, wait: bool) -> None:
+    def put(self, queue: RequestQueue, ticket: Ticket, values: Any, wait: bool) -> None:
         """Queues the request and, with `wait`, returns when it is served; raises `ticket.error`, and `WrongCaller` at once."""
 
-    def wait(self, ticket: Any) -> None:
+    def wait(self, ticket: Ticket) -> None:
         """Returns when a request that was put without waiting is served, at once where it was waited for before; raises
         `ticket.error`."""
 
-    def is_served(self, ticket: Any) -> bool: ...
+    def is_served(self, ticket: Ticket) -> bool: ...
 
-    def check_caller(self, agent: Any) -> None:
+    def check_caller(self, agent: object) -> None:
         """Raises WrongCaller where this code may not wait for a request of the agent: inside of a task, which would wait for
         itself or for another that waits for it; and in a thread that the agent has started, which nobody counts."""
         for wrapper in self.pool.wrappers.values():
@@ -64,10 +81,10 @@ class Driver(Protocol):
                     raise WrongCaller(f"{agent}: a helper was asked from inside of task {queue.task.name!r} ({queue.kind}), "
                                       "which could wait for itself; ask both tasks from the agent, one after the other")
 
-    def park(self, agent: Any) -> None:
+    def park(self, agent: Agent) -> None:
         """Called by an agent: waits until `resume`, unless it has a signal to obey first."""
 
-    def start_thread(self, agent: Any, function: Callable[[], Any]) -> None:
+    def start_thread(self, agent: Agent, function: Callable[[], Any]) -> None:
         """See `Agent.thread`. Raises WrongCaller where agents have no threads."""
         raise WrongCaller(f"{agent}: an agent has threads of its own under driver='threads' alone; an agent acts while it learns "
                           "with mode='async', too, under every driver")
@@ -76,7 +93,7 @@ class Driver(Protocol):
         """Return whether the caller is a thread that an agent has registered."""
         return False
 
-    def rest(self, agent: Any) -> None:
+    def rest(self, agent: Agent) -> None:
         """Called now and then by an agent that asks no queue: returns when the others, and the run loop, have had their turn."""
         return
 
@@ -86,7 +103,7 @@ class Driver(Protocol):
         """Tells agents that are in other processes where schedules end (`parl_like.learning.span`)."""
         return
 
-    def make_agents(self, pool: Any, n: int) -> list[Any]:
+    def make_agents(self, pool: Pool, n: int) -> list[Any]:
         """The `n` agents of a new pool, here or in other processes; not started yet.
 
         Raises:
@@ -101,7 +118,7 @@ class Driver(Protocol):
         `why`."""
         return
 
-    def start(self, agents: Sequence[Any], wrappers: Sequence[Any]) -> None:
+    def start(self, agents: Sequence[Agent], wrappers: Sequence[ComputationWrapper]) -> None:
         """The agents begin to run, at the latest in the next `iterate`; those that had ended begin anew.
 
         Raises:
@@ -115,13 +132,13 @@ class Driver(Protocol):
             False when nothing can run any more: every agent is parked or has ended, or a stop was requested.
         """
 
-    def resume(self, agents: Sequence[Any]) -> None:
+    def resume(self, agents: Sequence[Agent]) -> None:
         """Let those of the agents that are parked go on."""
 
     def request_stop(self) -> None:
         """Sets `stopping`. May be called from anywhere, also by agents and hooks."""
 
-    def halt(self, agents: Sequence[Any], signal: str, patience: float | None = None) -> list[Any]:
+    def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Any]:
         """Gives every agent a signal and returns when each has ended or parked.
 
         Args:
@@ -196,7 +213,7 @@ class Driver(Protocol):
             agent.needs_seed = True
 
 
-def same_agents(there: list[str], here: list[Any]) -> None:
+def same_agents(there: list[str], here: Sequence[AgentPort]) -> None:
     """Raises a ValueError unless a saved state has the agents of this robot, by their indices."""
     if set(there) != {str(agent.index) for agent in here}:
         raise ValueError(f"Robot: the saved state has {len(there)} agents, this robot {len(here)}; set n_agents "

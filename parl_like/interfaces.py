@@ -1,0 +1,330 @@
+"""Types without code of all that folders hand to each other: task, agent, helper, queue, driver, environment and run.
+
+A folder that lies below another's class names the port here; one that lies above names the class. `Acting…` and `Trained…` add
+to a port what only the process of the real object knows; a stand-in in another process has the plain port.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from parl_like.values.spec import Array, Spec
+
+AgentIn = TypeVar("AgentIn", contravariant=True)
+"""An agent that a driver runs: `parl_like.agents.agent.Agent`."""
+QueueIn = TypeVar("QueueIn", contravariant=True)
+"""A queue of requests: `parl_like.tasks.queues.RequestQueue`."""
+RequestIn = TypeVar("RequestIn", contravariant=True)
+Request = TypeVar("Request")
+"""A request with its reply: `parl_like.tasks.tickets.Ticket`."""
+
+
+class AlgorithmPort(Protocol):
+    """An algorithm, as helpers know it wherever it is; `model` is a `Model`, `window` a `Window`."""
+
+    model: Any
+    window: Any
+    acts_with: tuple[str, ...]
+
+    def explorer(self) -> Any:
+        """Return the explorer that helpers use by default; None: predictions are no actions."""
+
+
+class TrainedAlgorithm(AlgorithmPort, Protocol):
+    """An algorithm, as learning and a checkpoint know it; `losses` are of kind `Loss`, `networks` torch modules."""
+
+    lr: Any
+    max_grad_norm: float | None
+    losses: Mapping[str, Any] | None
+    mode: str
+    updates: int
+    transient: tuple[str, ...]
+    remembers: tuple[str, ...]
+
+    def networks(self) -> Mapping[str, Any]: ...
+
+    def fixed_settings(self) -> Mapping[str, str]: ...
+
+
+class TaskPort(Protocol):
+    """A task, as helpers and queues know it wherever it is.
+
+    Attributes:
+        output_shapes: Output of `predict` → its shape for one row. policy_specs: The outputs that helpers store.
+        version: Updates that changed its parameters. learns: Updates given.
+        places: Which rows of what it remembers belong to which agent, `Places`.
+    """
+
+    name: str
+    helper: Callable[[], Any] | None
+    train: bool
+    on_error: Literal["stop", "fail_batch"]
+    serve: Literal["central", "replica"]
+    bisect: bool
+    sync_every: int
+    output_shapes: dict[str, tuple[int, ...]]
+    policy_specs: tuple[Spec, ...]
+    version: int
+    learns: int
+    places: Any
+
+    @property
+    def algorithm(self) -> AlgorithmPort: ...
+
+
+class TrainedTask(TaskPort, Protocol):
+    """A task, as learning knows it: its optimisers, its lock, and the tasks that share parameters with it (`sharers`)."""
+
+    lock: Any
+    rates: Any
+    sharers: Any
+
+    @property
+    def algorithm(self) -> Any: ...
+
+    @property
+    def optimizer(self) -> Any: ...
+
+    @property
+    def optimizers(self) -> Mapping[str, Any]: ...
+
+    def owner(self) -> str:
+        """Return how messages name it."""
+
+    def steppers(self) -> Sequence[Any]: ...
+
+    def optimized(self) -> Sequence[Any]:
+        """Return the parameters that its learning changes."""
+
+    def move_ends(self, key: str, ends: Sequence[int]) -> None:
+        """Let the schedules of a span end there."""
+
+
+class QueuePort(Protocol[Request]):
+    """A queue, as a request and whoever waits for it know it: `counters` are `Counters`, `batches` RequestBatches."""
+
+    abandoned: int
+    server: Any
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def task(self) -> TaskPort: ...
+
+    @property
+    def counters(self) -> Any: ...
+
+    @property
+    def batches(self) -> Sequence[Any]: ...
+
+    def serve(self) -> list[Request]:
+        """Serve the oldest batch and return its requests."""
+
+
+class WrapperPort(Protocol):
+    """The two queues of a task."""
+
+    @property
+    def predictions(self) -> QueuePort[Any]: ...
+
+    @property
+    def trainings(self) -> QueuePort[Any]: ...
+
+
+class DriverPort(Protocol[AgentIn, QueueIn, RequestIn]):
+    """A driver, as agents and communicators know it; `parl_like.run.driver` says what each method does."""
+
+    def waiter(self) -> Any: ...
+
+    def put(self, queue: QueueIn, ticket: RequestIn, values: Any, wait: bool) -> None: ...
+
+    def wait(self, ticket: RequestIn) -> None: ...
+
+    def is_served(self, ticket: RequestIn) -> bool: ...
+
+    def check_caller(self, agent: object) -> None: ...
+
+    def park(self, agent: AgentIn) -> None: ...
+
+    def rest(self, agent: AgentIn) -> None: ...
+
+    def start_thread(self, agent: AgentIn, function: Callable[[], Any]) -> None: ...
+
+    def is_beside(self) -> bool: ...
+
+    def move_ends(self, key: str, ends: Sequence[int]) -> None: ...
+
+
+class EnvPort(Protocol):
+    """An environment, as helpers and hooks know it wherever it is. Where it is in this process, it has
+    every attribute of `EnvFace` and of the environment.
+
+    Attributes:
+        episode_return, episode_length: Of the running or just finished episode; the length counts actions.
+        time_steps: The environment's own steps. env_index: Which of its environments this stage is about.
+    """
+
+    episode_return: Any
+    episode_length: int
+    time_steps: int
+    env_index: int
+
+    def close(self) -> None: ...
+
+    def __getattr__(self, name: str) -> Any: ...
+
+
+class HelperPort(Protocol):
+    """A helper, as environments, drivers and hooks know it.
+
+    Attributes:
+        where: Agent and task, for messages. buffer: A `ReplayBuffer`; None: it keeps no rows. transforms: `Transforms`.
+        memory: Of a recurrent model and the explorer, before the next prediction.
+    """
+
+    where: str
+    name: str
+    steps: int
+    store_info: Any
+    buffer: Any
+    transforms: Any
+    rng: np.random.Generator
+    lanes: range
+    memory: tuple[Array, ...]
+
+    @property
+    def learns(self) -> bool: ...
+
+    def episode_seed(self) -> int | None:
+        """Return the seed with which the next episode begins; None: this helper does not say."""
+
+
+class AgentPort(Protocol):
+    """An agent, as hooks and the run know it wherever it is.
+
+    Attributes:
+        robot: The pool that it belongs to: of a robot, an evaluation or a worker.
+        signal: What it shall do before its next step: 'stop', 'interrupt', 'park'; None: go on.
+        quota_steps, quota_episodes: How many it still takes before it parks; None: no bound.
+        needs: Task name → rows that it has claimed of it.
+    """
+
+    robot: RunPort
+    index: int
+    n_envs: int
+    steps: int
+    vector: bool
+    learns: bool
+    needs_seed: bool
+    signal: str | None
+    quota_steps: int | None
+    quota_episodes: int | None
+    needs: dict[str, int]
+
+    @property
+    def helpers(self) -> Mapping[str, HelperPort]: ...
+
+    @property
+    def env(self) -> EnvPort: ...
+
+
+class ActingAgent(AgentPort, Protocol):
+    """An agent of this process, as helpers, queues and environments know it; the attributes are those of `Agent`."""
+
+    first_env: int
+    learned_at: int
+    paced: tuple[int, bool] | None
+    rng: np.random.Generator
+    on_bad_value: Literal["raise", "drop", "replace"]
+    fault: Any
+    told: set[str]
+    owners: dict[str, Any]
+
+    def obey(self) -> None:
+        """End the running episode, or wait, as the signal says."""
+
+    def pace(self) -> tuple[int, bool]: ...
+
+    def before_episode(self) -> None: ...
+
+    def cut(self, rows: Array | None = None) -> None: ...
+
+    def count_bad(self, text: str) -> None: ...
+
+    def caption(self) -> str: ...
+
+
+class RunPort(Protocol):
+    """A pool, as its agents, environments, hooks and stop conditions know it.
+
+    Attributes:
+        env_steps, episodes: So far, all agents together. episodes_cut: That interruptions have cut off.
+        rows: Rows of on-policy tasks, `RowCounts`.
+        should_stop: Asked after every act with the pool; None: nothing ends this run.
+        remote: Whether the tasks are in another process.
+        told: What of the process environments have changed, and a warning has said so. idlers: Who asks and never steps.
+    """
+
+    env_steps: int
+    episodes: int
+    episodes_cut: int
+    should_stop: Callable[[Any], bool] | None
+    told: set[str]
+    idlers: list[Any]
+    remote: bool
+    rows: Any
+
+    @property
+    def common_seed(self) -> Any:
+        """Return what all pools of a robot have their seeds from."""
+
+    @property
+    def n_agents(self) -> int:
+        """Return how many there are in all; of a worker those of all workers."""
+
+    @property
+    def mode(self) -> str: ...
+
+    @property
+    def driver_name(self) -> str: ...
+
+    @property
+    def driver(self) -> DriverPort[Any, Any, Any]: ...
+
+    @property
+    def tasks(self) -> Mapping[str, TaskPort]: ...
+
+    @property
+    def wrappers(self) -> Mapping[str, WrapperPort]: ...
+
+    @property
+    def agents(self) -> Sequence[AgentPort]: ...
+
+    @property
+    def recent_returns(self) -> Sequence[Any]: ...
+
+    def request_stop(self) -> None:
+        """End the run: no agent takes another step."""
+
+    def in_turn(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `call` as agents call it: one at a time, whatever their threads do."""
+
+    def tell(self, text: str) -> None: ...
+
+    def count_bad(self, text: str) -> None: ...
+
+    def count_episode(self, env: int, episode_return: Any, length: int, parts: Any = ()) -> None: ...
+
+
+class SpannedRun(RunPort, Protocol):
+    """A run whose schedules end with it; `span` is a `Span`, None where there are no such schedules."""
+
+    span: Any
+
+    @property
+    def tasks(self) -> Mapping[str, TrainedTask]: ...
