@@ -602,7 +602,7 @@ def test_one_bad_minibatch_of_an_update_is_left_out_and_the_rest_counts():
 
         def learn(self, batch):
             out = super().learn(batch)
-            self.updates_seen = getattr(self, "updates", 0) + 1
+            self.updates_seen = getattr(self, "updates_seen", 0) + 1
             return {**out, "loss": out["loss"] * (math.nan if self.updates_seen == 2 else 1)}
 
     task = built(Second, max_skips=1)

@@ -40,7 +40,7 @@ from parl_like.values.spec import Spec
 class Ratios(PPO):
     """Keeps, of every update, what the policy says now about the actions next to what it said when they were taken."""
 
-    updates = None
+    updates_seen = None
 
     def process(self, batch):
         with torch.no_grad():

@@ -127,7 +127,7 @@ def test_a_state_is_a_copy():
     task.load_state_dict(state)
     assert task.algorithm.updates_seen == 1 and task.algorithm.by_act[(1, 2)] == [1, 1]
     task.learn(ROWS)
-    assert state["algorithm"]["updates"] == 1
+    assert state["algorithm"]["updates_seen"] == 1
     task.load_state_dict(state)
     assert task.algorithm.by_act[(1, 2)] == [1, 1] and task.algorithm.table.tolist() == [0.0, 1.0, 0.0]
 
