@@ -320,7 +320,7 @@ def learning(kinds: Sequence[str], rounds: int, scale: float) -> tuple[dict[str,
     for kind in kinds:
         case = Learning(kind, SEQUENCES[kind], max(round(4000 * scale), 400))
         with case.robot:
-            case.draw()
+            case.update()
             case.theirs.clear()
             times = rounds if kind == "published" else max(round(4 * rounds * scale), 1)
             ours = compare({"ours": case.update}, times)["ours"]

@@ -94,7 +94,7 @@ class Published:
         parts = {f"in {name}": seconds * per for name, seconds in self.within.items()}
         return {"all": whole * per, **parts, "rest": (whole - sum(self.within.values())) * per}
 
-    def update(self, sequences: int) -> dict[str, np.ndarray]:
+    def draw(self, sequences: int) -> dict[str, np.ndarray]:
         """Rows as replay gives them, of random numbers."""
         rng, window = np.random.default_rng(0), self.replay.window
         rows: dict[str, np.ndarray] = {}

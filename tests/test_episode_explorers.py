@@ -104,7 +104,7 @@ def test_gsde_may_draw_anew_within_an_episode():
 def test_a_ladder_of_epsilons_may_be_an_array_and_is_not_empty():
     ladder = EpsilonGreedy(0.4 ** np.linspace(1.0, 8.0, 4))
     assert set(ladder.begin(np.random.default_rng(0), 100).round(6)) == set((0.4 ** np.linspace(1.0, 8.0, 4)).round(6))
-    for wrong, message in (([], "epsilon is empty"), (np.array([0.5, 1.5]), "epsilon is 1.5")):
+    for wrong, message in (([], "epsilon is empty"), (np.array([0.5, 1.5]), r"epsilon is array\(\[0.5, 1.5\]\)")):
         with pytest.raises(ValueError, match=message):
             EpsilonGreedy(wrong)
 
