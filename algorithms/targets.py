@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parl_like.data.returns import n_step_return
 from parl_like.learning.explorers import legal
 from parl_like.values.batch import Batch
 
@@ -35,8 +36,8 @@ def rewards_and_discount(batch: Batch, discounts: Sequence[float]) -> tuple[Tens
         return rew, discounts[1] ** batch.duration.float() * alive
     if len(discounts) == 2:
         return rew, discounts[1] * alive
-    each = torch.tensor(discounts, dtype=torch.float32, device=rew.device)
-    return rew @ each[:-1], each[batch.valid] * alive  # rewards are zero after the end: missing ones add nothing
+    total, factor = n_step_return(rew, discounts, batch.valid)
+    return total, factor * alive
 
 
 def along(rew: Tensor, discount: Tensor, valid: Tensor, n: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,10 +52,10 @@ def along(rew: Tensor, discount: Tensor, valid: Tensor, n: int) -> tuple[Tensor,
         Σ_{k<m} D_k r_{t+k}, D_m, and t + m, the row before which it ends (L: after the last one), all [N, L].
     """
     real = F.pad(valid, (0, n - 1))
-    each = torch.where(real, F.pad(discount, (0, n - 1)), 1.0).unfold(1, n, 1).cumprod(-1)
+    discounts = torch.where(real, F.pad(discount, (0, n - 1)), 1.0).unfold(1, n, 1)
     rewards = torch.where(real, F.pad(rew, (0, n - 1)), 0.0).unfold(1, n, 1)
     then = torch.minimum(torch.arange(rew.shape[1], device=rew.device) + n, valid.sum(1, keepdim=True))
-    return rewards[..., 0] + (each[..., :-1] * rewards[..., 1:]).sum(-1), each[..., -1], then
+    return *n_step_return(rewards, discounts), then
 
 
 def rescale(x: Tensor, eps: float) -> Tensor:

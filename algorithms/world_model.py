@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parl_like.data.returns import n_step_return
 from parl_like.learning.algorithm import Algorithm, Window
 from parl_like.learning.model import Model, sync
 from parl_like.learning.model_check import check_methods
@@ -74,11 +75,11 @@ def model_targets(reward: Tensor, baseline: Tensor, done: Tensor, truncated: Ten
         shapes = {name: tuple(value.shape) for name, value in fields.items()}
         raise ValueError(f"model_targets: shapes are {shapes}; expected [N, T] all, T ≥ {needed}")
     lag, columns = (1, k) if generation == 1 else (0, k + 1)
-    y = baseline[:, n + 1 - lag :][:, :columns]
-    for t in range(n, 0, -1):
-        here = slice(t, t + columns)
-        y = torch.where(done[:, here], reward[:, here], reward[:, here] + gamma * y)
-        y = torch.where(truncated[:, here], baseline[:, t - lag :][:, :columns], y)
+    steps_into = slice(1, columns + n)  # rows whose steps are counted
+    earned = torch.where(truncated[:, steps_into], baseline[:, 1 - lag :][:, : columns + n - 1], reward[:, steps_into])
+    goes_on = gamma * (~done[:, steps_into]).to(reward.dtype)
+    total, factor = n_step_return(earned.unfold(1, n, 1), goes_on.unfold(1, n, 1))
+    y = total + torch.where(factor > 0, factor * baseline[:, n + 1 - lag :][:, :columns], 0.0)
     before = torch.zeros_like(done[:, :1])
     ended = torch.cat([before, done[:, 1 : k + 1].cumsum(1) > 0], 1)
     cut = torch.cat([before, truncated[:, 1 : k + 1].cumsum(1) > 0], 1)

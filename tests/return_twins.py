@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+import torch
 
+from parl_like.data.returns import n_step_return
 from parl_like.values.spec import Array
 
 
@@ -36,6 +38,21 @@ def gae_reference(rew: Array, discount: Array, value: Array, value_next: Array, 
     for t in reversed(range(len(rew))):
         advantage = out[t] = delta[t] + discount[t] * lam * np.where(last[t], 0.0, advantage)
     return out
+
+
+def n_step_targets(rew: Array, discount: Array, value_next: Array, last: Array, n: int) -> Array:
+    """n-step targets [T, ...] of an unroll by `n_step_return`: the value after a cut counts as a reward, and nothing after it."""
+    rew, discount, value_next = map(np.asarray, (rew, discount, value_next))
+    rows, dtype = len(rew), np.float32 if rew.dtype == np.float32 else np.float64
+    cut = np.array(last)
+    cut[-1] = True
+    earned = np.where(cut, rew + discount * value_next, rew)
+    more = np.zeros((n - 1, *rew.shape[1:]), dtype)  # rows after the end
+    windows = [torch.from_numpy(np.concatenate([x, more]).astype(dtype)).unfold(0, n, 1)
+               for x in (earned, np.where(cut, 0, discount))]
+    total, weight = (part.numpy() for part in n_step_return(*windows))
+    after = value_next[np.minimum(np.arange(rows) + n - 1, rows - 1)]
+    return np.asarray(total + weight * np.where(weight > 0, after, 0), dtype)
 
 
 def n_step_targets_reference(rew: Array, discount: Array, value_next: Array, last: Array, n: int) -> Array:

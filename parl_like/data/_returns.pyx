@@ -98,26 +98,6 @@ cdef extern from *:
         )                                                                                                                         \
     }
 
-    #define N_STEP_TARGETS(real, name)                                                                                            \
-    EACH_WIDTH static void name(const Call *call) {                                                                               \
-        IN(real, rew, 0); IN(real, discount, 1); IN(real, value_next, 2); OUT(real, out, 0); ROWS                                 \
-        const ptrdiff_t n_step = call->n;                                                                                         \
-        if (n_step >= steps) {  /* every reward up to the cut: one walk instead of one a row */                                   \
-            WALK(0, steps - 1,                                                                                                    \
-                carried = rew[i] + discount[i] * (cut ? (double)value_next[i] : carried);                                         \
-                out[i] = (real)carried;                                                                                           \
-            )                                                                                                                     \
-            return;                                                                                                               \
-        }                                                                                                                         \
-        for (ptrdiff_t s = 0; s < steps; s++) {                                                                                   \
-            const ptrdiff_t end = s + n_step < steps ? s + n_step - 1 : steps - 1, up = s * rows;                                 \
-            WALK(s, end,                                                                                                          \
-                carried = rew[i] + discount[i] * (cut ? (double)value_next[i] : carried);                                         \
-                out[i - t * rows + up] = (real)carried;  /* of each row; the last one written, row s itself, stays */             \
-            )                                                                                                                     \
-        }                                                                                                                         \
-    }
-
     #define GAE(real, name)                                                                                                       \
     EACH_WIDTH static void name(const Call *call) {                                                                               \
         IN(real, rew, 0); IN(real, discount, 1); IN(real, value, 2); IN(real, value_next, 3); OUT(real, out, 0); ROWS             \
@@ -154,7 +134,6 @@ cdef extern from *:
         KERNEL(double, name##_double)                                                                                             \
         static void name##_both(const Call *call) { (call->is_float ? name##_float : name##_double)(call); }
     BOTH(LAMBDA_RETURN, lambda_return)
-    BOTH(N_STEP_TARGETS, n_step_targets)
     BOTH(GAE, gae)
     BOTH(VTRACE, vtrace)
 
@@ -171,7 +150,6 @@ cdef extern from *:
         bint is_float
 
     void lambda_return_both(const Call*) noexcept nogil
-    void n_step_targets_both(const Call*) noexcept nogil
     void gae_both(const Call*) noexcept nogil
     void vtrace_both(const Call*) noexcept nogil
 
@@ -267,14 +245,6 @@ def lambda_return(rew, discount, value_next, last, double lam, out):
         lambda_return_both(&arrays.call)
 
 
-def n_step_targets(rew, discount, value_next, last, Py_ssize_t n, out):
-    """Writes n-step targets [T, ...] into `out`, n ≥ 1."""
-    cdef Arrays arrays = held((rew, discount, value_next), last, (out,))
-    arrays.call.n = min(n, arrays.call.steps)
-    with nogil:
-        n_step_targets_both(&arrays.call)
-
-
 def gae(rew, discount, value, value_next, last, double lam, out):
     """Writes advantages [T, ...] into `out`."""
     cdef Arrays arrays = held((rew, discount, value, value_next), last, (out,))
@@ -289,18 +259,3 @@ def vtrace(rew, discount, value, value_next, ratio, last, double lam, double rho
     arrays.call.lam, arrays.call.rho_bar, arrays.call.c_bar = lam, rho_bar, c_bar
     with nogil:
         vtrace_both(&arrays.call)
-
-
-def n_step_return(const real[:, ::1] rew, const long long[::1] valid, double gamma, real[::1] out, real[::1] scale):
-    """Writes the sum of the first `valid` discounted rewards of each row [N, n] into `out`, and gamma ** valid into `scale`."""
-    cdef Py_ssize_t rows = rew.shape[0], i, k
-    cdef double total, power
-    with nogil:
-        for i in range(rows):
-            total = 0.0
-            power = 1.0
-            for k in range(valid[i]):
-                total += power * rew[i, k]
-                power *= gamma
-            out[i] = <real> total
-            scale[i] = <real> power

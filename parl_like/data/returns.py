@@ -4,7 +4,7 @@ Row t is one experience: the action at t, its reward, and what followed. Arrays 
 [T] is one such column, and further axes are more columns. Flat batches (segments of several agents behind each other) are [T]
 with `last` at the end of each segment.
 
-In all functions
+In all functions but `n_step_return`, which takes windows of rows as tensors, on whatever device they are,
 
     rew         float. The reward of the action at row t, in environment units.
     discount    float in [0, 1]: γ, or 0 where the row *terminated* its episode: nothing follows. A truncated episode goes on
@@ -25,15 +25,17 @@ against a slow twin, `tests/return_twins.py`.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from parl_like.data import _returns
 from parl_like.values.spec import Array
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def lambda_return(rew: ArrayLike, discount: ArrayLike, value_next: ArrayLike, last: ArrayLike, lam: float) -> Array:
@@ -72,25 +74,6 @@ def gae(
     """
     floats = (rew, discount, value, value_next)
     return _run(_returns.gae, "rew discount value value_next", floats, last, (_fraction("gae", "lam", lam),))[0]
-
-
-def n_step_targets(rew: ArrayLike, discount: ArrayLike, value_next: ArrayLike, last: ArrayLike, n: int) -> Array:
-    """n-step targets [T, B] (Sutton & Barto 2018, equation 7.1).
-
-        G[t] = Σ_{k<m} (Π_{j<k} discount[t+j]) · rew[t+k]  +  (Π_{j<m} discount[t+j]) · value_next[t+m−1]
-
-    with m = n, or fewer: counting stops with the first row that is cut. `n_step_return` does it for windows sampled from a
-    buffer.
-
-    Args:
-        value_next: Read at the last row counted only.
-        n: Rewards at most, ≥ 1. 1: one-step targets. T or more: `discounted_return`. The time it takes grows with n until then.
-    """
-    count = operator.index(n)
-    if count < 1:
-        raise ValueError(f"n_step_targets: `n` is {n}; expected at least 1 reward")
-    numbers = (min(count, 2**62),)  # the kernel counts in 64 bits
-    return _run(_returns.n_step_targets, "rew discount value_next", (rew, discount, value_next), last, numbers)[0]
 
 
 def vtrace(
@@ -154,38 +137,39 @@ def next_values(value: ArrayLike, last: ArrayLike, boot: ArrayLike) -> Array:
     return out
 
 
-def n_step_return(rew: ArrayLike, valid: ArrayLike, gamma: float) -> tuple[Array, Array]:
-    """Discounted sum of the first rewards of each row, and the weight of the value that follows them.
+def n_step_return(rew: Tensor, discount: Sequence[float] | Tensor, valid: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Return the discounted sum of the rewards of each window of n rows, and the weight of the value that follows them.
 
-        G[i] = Σ γ^k · rew[i, k] over k < valid[i],    scale[i] = γ^valid[i]
+        G = Σ_{k<m} (Π_{j<k} d_j) · r_k,    weight = Π_{j<m} d_j        (Sutton & Barto 2018, equation 7.1)
 
-    The n-step target is G + scale · V of the observation after the last reward counted, or G alone where that reward's row
-    terminated.
+    The n-step target is G + weight · V of the observation after the m-th row. All n-step returns of the library are made here.
 
     Args:
-        rew: [N, n] float. Rewards of n consecutive rows, n ≥ 1; those from `valid` on are not read.
-        valid: [N] int in 0 … n. How many of them belong together: counting stops with the row that ends the episode or the data.
-        gamma: γ in [0, 1].
+        rew: [..., n] float, n ≥ 1. 0 from row m on; behind a row with discount 0 it may be anything.
+        discount: Tensor [..., n], the d of each row, 1 from row m on, and 0 where nothing follows; or the powers γ⁰ … γⁿ of
+            one γ that all rows have.
+        valid: [...] int, the m of each window, 0 … n. It is read where `discount` is given as powers.
 
     Returns:
-        G [N] and scale [N].
+        G and weight, both [...], where `rew` is, with its dtype.
 
     Raises:
-        ValueError: shapes do not fit, or a number is out of its range. TypeError: `valid` is not an integer array.
+        ValueError: the last axes do not fit, or powers come without `valid`.
     """
-    rews, counts = np.asarray(rew), np.asarray(valid)
-    if rews.ndim != 2 or rews.shape[1] < 1 or counts.shape != rews.shape[:1]:
-        raise ValueError(f"n_step_return: `rew` is {rews.shape} and `valid` {counts.shape}; expected [N, n] with n ≥ 1, and [N]")
-    if counts.dtype.kind not in "iu":
-        raise TypeError(f"n_step_return: `valid` is {counts.dtype}; expected an integer array of counts: valid.astype('int64')")
-    if counts.size and (counts.min() < 0 or counts.max() > rews.shape[1]):
-        raise ValueError(
-            f"n_step_return: `valid` lies in [{counts.min()}, {counts.max()}]; expected counts in [0, {rews.shape[1]}]"
-        )
-    dtype, fraction = _dtype_of(rews), _fraction("n_step_return", "gamma", gamma)
-    out, scale = np.empty((2, len(rews)), dtype)
-    _returns.n_step_return(np.ascontiguousarray(rews, dtype), np.ascontiguousarray(counts, np.int64), fraction, out, scale)
-    return out, scale
+    n = rew.shape[-1]
+    if isinstance(discount, Sequence):
+        if len(discount) != n + 1 or valid is None:
+            raise ValueError(f"n_step_return: `rew` is {tuple(rew.shape)}, with {len(discount)} powers and "
+                             f"{'no ' if valid is None else ''}`valid`; expected {n + 1} powers γ⁰ … γⁿ, and `valid`")
+        powers = rew.new_tensor(discount)  # one weight for all windows: one product with a matrix
+        return rew @ powers[:-1], powers[valid]
+    if discount.shape != rew.shape or not n:
+        raise ValueError(f"n_step_return: `rew` is {tuple(rew.shape)} and `discount` {tuple(discount.shape)}; expected both "
+                         "[..., n], n ≥ 1")
+    weight = discount.cumprod(-1)
+    before = weight[..., :-1]
+    later = (before * rew[..., 1:]).where(before > 0, 0.0)  # chosen, not multiplied: what comes after an end may be NaN
+    return rew[..., 0] + later.sum(-1), weight[..., -1]
 
 
 def _run(

@@ -3,12 +3,14 @@
 
 import numpy as np
 import pytest
+import torch
 from gil import let_others_run
 from return_twins import (
     discounted_return_reference,
     gae_reference,
     lambda_return_reference,
     n_step_return_reference,
+    n_step_targets,
     n_step_targets_reference,
     next_values_reference,
     vtrace_reference,
@@ -20,7 +22,6 @@ from parl_like.data.returns import (
     gae,
     lambda_return,
     n_step_return,
-    n_step_targets,
     next_values,
     vtrace,
 )
@@ -75,10 +76,14 @@ def test_next_values_by_hand():
 
 
 def test_n_step_return_by_hand():
-    rew = np.array([[1.0, 2.0, 4.0], [1.0, 2.0, np.nan], [3.0, np.nan, np.nan], [np.nan] * 3])
-    got, scale = n_step_return(rew, np.array([3, 2, 1, 0]), 0.5)
+    rew = torch.tensor([[1.0, 2.0, 4.0], [1.0, 2.0, 0.0], [3.0, 0.0, 0.0], [0.0] * 3])
+    got, scale = n_step_return(rew, [1.0, 0.5, 0.25, 0.125], torch.tensor([3, 2, 1, 0]))
     assert got.tolist() == [3.0, 2.0, 3.0, 0.0]  # 1 + ½·2 + ¼·4;  1 + ½·2;  3;  nothing
     assert scale.tolist() == [0.125, 0.25, 0.5, 1.0]
+    # A discount for each row: 1 + ½·2 + ½·¼·4, then ½·¼·½; a row that terminates, and a window that ends without one.
+    rows = torch.tensor([[0.5, 0.25, 0.5], [0.5, 0.0, 1.0], [0.5, 1.0, 1.0], [1.0] * 3])
+    got, scale = n_step_return(rew, rows)
+    assert (got.tolist(), scale.tolist()) == ([2.5, 2.0, 3.0, 0.0], [0.0625, 0.0, 0.5, 1.0])
 
 
 @pytest.mark.parametrize(
@@ -89,7 +94,7 @@ def test_n_step_return_by_hand():
         (1, [2.0, 6.0, 8.0, 4.0, 8.0]),
         (2, [4.0, 6.0, 5.0, 4.0, 8.0]),
         (3, [4.0, 6.0, 5.0, 4.0, 8.0]),
-        (2**70, [4.0, 6.0, 5.0, 4.0, 8.0]),
+        (9, [4.0, 6.0, 5.0, 4.0, 8.0]),
     ],
 )
 def test_n_step_targets_by_hand(n, expected):
@@ -148,11 +153,12 @@ def walked_targets(n, rew, terminated, last):
         walk = [slot]
         while len(walk) < n and after[walk[-1]] != walk[-1]:
             walk.append(after[walk[-1]])
-        rows.append([rew[s] for s in walk] + [np.nan] * (n - len(walk)))
+        rows.append([rew[s] for s in walk] + [0.0] * (n - len(walk)))
         valid.append(len(walk))
         final.append(walk[-1])
     value = np.array([-rew[after[s]] for s in final])
-    got, scale = n_step_return(np.array(rows), np.array(valid), 0.1)
+    powers = [0.1**k for k in range(n + 1)]
+    got, scale = (part.numpy() for part in n_step_return(torch.tensor(rows, dtype=torch.float64), powers, torch.tensor(valid)))
     return got + scale * value * ~terminated[final]
 
 
@@ -384,12 +390,17 @@ def test_n_step_targets_equal_reference(steps, rows, dtype, tolerance, n):
 
 @pytest.mark.parametrize(("rows", "n"), [(0, 3), (1, 1), (7, 1), (33, 5)])
 @pytest.mark.parametrize(("dtype", "tolerance"), DTYPES)
-def test_n_step_kernel_equals_reference(rows, n, dtype, tolerance):
+def test_n_step_return_equals_reference(rows, n, dtype, tolerance):
+    """With powers of one γ, and with a discount for each row."""
     rng = np.random.default_rng([rows, n])
     rew, valid = rng.normal(size=(rows, n)).astype(dtype), rng.integers(0, n + 1, rows)
-    for got, expected in zip(n_step_return(rew, valid, 0.97), n_step_return_reference(rew, valid, 0.97), strict=True):
-        assert got.dtype == dtype and got.shape == (rows,)
-        np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
+    real = np.arange(n) < valid[:, None]
+    rewards, counts = torch.from_numpy(np.where(real, rew, 0)), torch.from_numpy(valid)
+    each = torch.from_numpy(np.where(real, 0.97, 1).astype(dtype))
+    for parts in (n_step_return(rewards, [0.97**k for k in range(n + 1)], counts), n_step_return(rewards, each)):
+        for got, expected in zip(parts, n_step_return_reference(rew, valid, 0.97), strict=True):
+            assert got.numpy().dtype == dtype and got.shape == (rows,)
+            np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
 
 
 def test_sums_are_kept_in_double():
@@ -399,7 +410,6 @@ def test_sums_are_kept_in_double():
     ones, last = np.ones(5001, np.float32), flags(5001, 5000)
     assert discounted_return(rew, ones, last)[0] == pytest.approx(2048.5, abs=1e-3)
     assert gae(rew, ones, 0 * ones, 0 * ones, last, 1.0)[0] == pytest.approx(2048.5, abs=1e-3)
-    assert n_step_return(rew[None, ::-1], np.array([5001]), 1.0)[0][0] == pytest.approx(2048.5, abs=1e-3)
 
 
 @pytest.mark.parametrize("length", [1, 2, 5, 40])
@@ -522,7 +532,7 @@ def test_values_inside_a_segment_are_not_read(rows):
     np.testing.assert_array_equal(discounted_return(rew, discount, last, holes), expected)
     np.testing.assert_array_equal(lambda_return(rew, discount, holes, last, 1.0), expected)
     np.testing.assert_array_equal(lambda_return_reference(rew, discount, holes, last, 1.0), expected)
-    np.testing.assert_array_equal(n_step_targets(rew, discount, holes, last, 8), expected)
+    np.testing.assert_allclose(n_step_targets(rew, discount, holes, last, 8), expected, rtol=1e-12)
     assert np.isfinite(n_step_targets(rew, discount, holes, last, 3)[-3:]).all()
 
 
@@ -531,7 +541,7 @@ def test_n_step_targets_between_one_step_and_all():
     one, every = lambda_return(rew, discount, value_next, last, 0.0), lambda_return(rew, discount, value_next, last, 1.0)
     np.testing.assert_allclose(n_step_targets(rew, discount, value_next, last, 1), one, rtol=1e-12)
     for n in (9, 10):
-        np.testing.assert_array_equal(n_step_targets(rew, discount, value_next, last, n), every)
+        np.testing.assert_allclose(n_step_targets(rew, discount, value_next, last, n), every, rtol=1e-12)
 
 
 def chained(steps, rows):
@@ -650,31 +660,23 @@ def test_fractions_are_checked(lam):
         lambda_return(REW, DISCOUNT, VALUE_NEXT, LAST, lam)
     with pytest.raises(ValueError, match="`lam`"):
         gae(REW, DISCOUNT, REW, VALUE_NEXT, LAST, lam)
-    with pytest.raises(ValueError, match="`gamma`"):
-        n_step_return(np.ones((1, 1)), np.array([1]), lam)
 
 
 def test_clips_and_counts_are_checked():
     for rho_bar, c_bar in [(0.5, 1.0), (1.0, -0.1), (np.nan, 1.0), (1.0, np.nan)]:
         with pytest.raises(ValueError, match=r"vtrace: `c_bar` is .* and `rho_bar` .*; expected 0 ≤ c_bar ≤ rho_bar"):
             vtrace(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO, LAST, rho_bar, c_bar)
-    with pytest.raises(ValueError, match=r"n_step_targets: `n` is 0; expected at least 1 reward"):
-        n_step_targets(REW, DISCOUNT, VALUE_NEXT, LAST, 0)
-    with pytest.raises(TypeError):
-        n_step_targets(REW, DISCOUNT, VALUE_NEXT, LAST, 1.5)
     with pytest.raises(ValueError, match=r"vtrace: `lam` is 2"):
         vtrace(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO, LAST, lam=2)
     with pytest.raises(ValueError, match=r"vtrace: `log_ratio` has shape \(4,\); expected .* like `rew` \(5,\)"):
         vtrace(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO[:4], LAST)
-    with pytest.raises(ValueError, match=r"n_step_targets: `last` has shape \(4,\)"):
-        n_step_targets(REW, DISCOUNT, VALUE_NEXT, LAST[:4], 2)
 
 
-@pytest.mark.parametrize("name", ["lambda_return", "gae", "n_step_targets", "vtrace"])
+@pytest.mark.parametrize("name", ["lambda_return", "gae", "vtrace"])
 def test_kernels_themselves_refuse_what_they_cannot_read(name):
     """They get raw memory: nothing of another shape, type or order may pass."""
     n_floats, numbers, n_out = {
-        "lambda_return": (3, (0.9,), 1), "gae": (4, (0.9,), 1), "n_step_targets": (3, (2,), 1),
+        "lambda_return": (3, (0.9,), 1), "gae": (4, (0.9,), 1),
         "vtrace": (5, (0.9, 1.0, 1.0), 2),
     }[name]  # fmt: skip
     x, last = np.ones((4, 6)), np.zeros((4, 6), bool)
@@ -706,7 +708,6 @@ def test_kernels_themselves_refuse_what_they_cannot_read(name):
 def test_last_must_be_bool():
     for call in (
         lambda: vtrace(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO, LAST.astype(np.uint8)),
-        lambda: n_step_targets(REW, DISCOUNT, VALUE_NEXT, LAST.astype(float), 2),
         lambda: lambda_return(REW, LAST, VALUE_NEXT, DISCOUNT, 0.5),  # discount and last exchanged
         lambda: discounted_return(REW, DISCOUNT, LAST.astype(int)),
         lambda: next_values(REW, DISCOUNT, REW),
@@ -727,15 +728,13 @@ def test_next_values_refusals():
 
 
 def test_n_step_refusals():
-    rew = np.ones((2, 3))
-    for valid in ([1, 4], [-1, 2]):
-        with pytest.raises(ValueError, match=r"expected counts in \[0, 3\]"):
-            n_step_return(rew, valid, 0.9)
-    with pytest.raises(TypeError, match="`valid` is float64"):
-        n_step_return(rew, [1.0, 2.0], 0.9)
-    for bad in (np.ones(3), np.ones((2, 0)), np.ones((3, 3))):
-        with pytest.raises(ValueError, match=r"expected \[N, n\]"):
-            n_step_return(bad, [1, 2], 0.9)
+    rew, valid = torch.ones(2, 3), torch.tensor([1, 3])
+    for call in (lambda: n_step_return(rew, [1.0, 0.9], valid), lambda: n_step_return(rew, [1.0, 0.9, 0.81, 0.729])):
+        with pytest.raises(ValueError, match="expected 4 powers γ⁰ … γⁿ, and `valid`"):
+            call()
+    for bad, discount in ((rew, torch.ones(2, 2)), (torch.ones(2, 0), torch.ones(2, 0))):
+        with pytest.raises(ValueError, match=r"expected both \[..., n\], n ≥ 1"):
+            n_step_return(bad, discount)
 
 
 # ---- the kernels let other threads run
@@ -744,16 +743,13 @@ def test_n_step_refusals():
 def kernel_calls():
     n = 200_000
     x, last, out = np.ones((1, n), np.float32), np.zeros((1, n), bool), np.ones((1, n), np.float32)
-    counts, column, flat = np.ones(n, np.int64), np.ones((n, 1), np.float32), np.ones(n, np.float32)
     return {
         "lambda_return": lambda: _returns.lambda_return(x, x, x, last, 0.9, out),
         "gae": lambda: _returns.gae(x, x, x, x, last, 0.9, out),
-        "n_step_targets": lambda: _returns.n_step_targets(x, x, x, last, 3, out),
         "vtrace": lambda: _returns.vtrace(x, x, x, x, x, last, 0.9, 1.0, 1.0, out, out),
-        "n_step_return": lambda: _returns.n_step_return(column, counts, 0.9, flat, flat),
     }
 
 
-@pytest.mark.parametrize("name", ["lambda_return", "gae", "n_step_targets", "vtrace", "n_step_return"])
+@pytest.mark.parametrize("name", ["lambda_return", "gae", "vtrace"])
 def test_kernels_release_the_gil(name):
     let_others_run(kernel_calls()[name], 1000, f"kernel-{name}")
