@@ -85,7 +85,9 @@ class TD3(Algorithm):
         if self.due("actor"):
             q = self.model.q(batch.obs, self.model.act(batch.obs))[0].mean()
             yield {"actor": -q, "q": q.detach()}
-            self.target.sync_from(self.model, decay=1.0 - self.tau)
+
+    def post_process(self, batch: Batch) -> None:
+        self.update_target(self.target, tau=self.tau, period=self.delay)
 
 
 class DDPG(TD3):

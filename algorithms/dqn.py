@@ -46,7 +46,6 @@ class DQN(Algorithm):
             are small, such as speeds of 0.01, so are gradients: then 1e-8.
     """
 
-    transient = ("_before",)
     one_reward = True
     calls = {"q": "q(obs) -> [N, A], the value of every action,"}
     fitting_models = "MLPQ and ConvQ"
@@ -60,7 +59,6 @@ class DQN(Algorithm):
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
         self.gamma, self.double, self.epsilon, self.adam_eps = gamma, double, epsilon, adam_eps
         self.target_period, self.tau = target_period, tau
-        self._before = 0  # optimiser steps when the update began
         self.window = Window(n_step=n_step, in_order=False)
         self.target = self.model.clone() if target_period or tau is not None else self.model
         self.discounts = powers(gamma, n_step)
@@ -100,8 +98,7 @@ class DQN(Algorithm):
         return {"q": self.model.q(inputs.obs)}
 
     def begin(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Begin an update: count it and draw noise. Return Σ γᵏ r [N], and the factor [N] of what comes after these rewards."""
-        self._before = self.updates
+        """Draw noise for an update. Return Σ γᵏ r [N], and the factor [N] of what comes after these rewards."""
         draw_noise(self.noisy, self.torch_rng)
         return rewards_and_discount(batch, self.discounts)
 
@@ -128,8 +125,4 @@ class DQN(Algorithm):
         return {"loss": (batch.weight * losses).mean(), "q": q.detach().mean(), "priority": (q - batch.target).detach().abs()}
 
     def post_process(self, batch: Batch) -> None:
-        """An update may have taken several optimiser steps."""
-        if self.tau is not None:
-            self.target.sync_from(self.model, decay=(1.0 - self.tau) ** (self.updates - self._before))
-        elif self.target_period and self.updates // self.target_period > self._before // self.target_period:
-            self.target.sync_from(self.model)
+        self.update_target(self.target, tau=self.tau, period=self.target_period if self.tau is None else 1)

@@ -176,8 +176,9 @@ class MPO(Algorithm):
         penalty, prices, kl = held(head, old.out, out, self.log_alpha, self.epsilons)
         yield {"actor": penalty - fit, "dual": dual + prices, "entropy": head.entropy(out).mean(),
                **metrics(self.log_eta, self.log_alpha, kl)}
-        if (self.updates + 1) % self.target_period == 0:
-            self.target.sync_from(self.model)
+
+    def post_process(self, batch: Batch) -> None:
+        self.update_target(self.target, period=self.target_period)
 
     def log_probs(self, out: Out, old: Batch) -> Tensor:
         """log π [N, K] of the actions in `old`."""

@@ -117,5 +117,6 @@ class SAC(Algorithm):
             if self.log_alpha.requires_grad:
                 wanted = default_entropy(self.model.act_space, batch.obs) if self.target_entropy is None else self.target_entropy
                 yield {"temperature": -self.log_alpha * (log_p.detach().mean() + wanted)}
-        if self.target is not self.model:
-            self.target.sync_from(self.model, decay=1.0 - self.tau)
+
+    def post_process(self, batch: Batch) -> None:
+        self.update_target(self.target, tau=self.tau)

@@ -153,7 +153,6 @@ class WorldModel(Algorithm):
              "recurrent": "recurrent(state, act, decode) -> (reward, done, value, logits, state, x)",
              "unroll": "unroll(obs, acts) -> Unroll", "state_shapes": "state_shapes() -> shapes by name"}
     fitting_models = "ThinkerNet"
-    transient = ("_before",)
     remembers = ("table",)
     acts_with = ("acting",)
 
@@ -198,7 +197,6 @@ class WorldModel(Algorithm):
         # loading too.
         self.acting = self.model.clone().eval().requires_grad_(False).to(memory_format=torch.channels_last)
         self.table: dict[str, Tensor] = {}
-        self._before = 0
 
     def fixed_settings(self) -> dict[str, str]:
         names = ("generation", "soft_policy", "return_h", "return_x", "return_z")
@@ -314,7 +312,6 @@ class WorldModel(Algorithm):
         if missing:
             raise ValueError(f"WorldModel: learning rows have no {missing}; give the helper extras=algorithm.extras(), and "
                              "store their values")
-        self._before = self.updates
         if "real_steps" in batch:
             self.real_steps = int(batch.real_steps.max())
         k, clip = self.k, self.model.reward_clip
@@ -391,5 +388,4 @@ class WorldModel(Algorithm):
         return losses | {name: torch.stack(steps, 1) for name, steps in errors.items() if steps}
 
     def post_process(self, batch: Batch) -> None:
-        if self.version > self._before // self.sync_every:
-            self.acting.sync_from(self.model)
+        self.update_target(self.acting, period=self.sync_every)

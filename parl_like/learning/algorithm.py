@@ -149,6 +149,7 @@ class Algorithm(Guarded):
     Attributes:
         mode: 'collect', 'update' or 'test': why the running call was made. 'test' between calls.
         updates: Minibatches learned from: optimiser steps, where there is one loss.
+        updates_before: How many there were when the training request began.
         losses: Name → `Loss`, to be set in the constructor, for several losses with an optimiser each. None: there is one,
             `loss`, which moves `parameters()` with `lr` and `max_grad_norm`. {}: no optimiser; `learn` itself changes the
             parameters.
@@ -199,7 +200,7 @@ class Algorithm(Guarded):
         self.lr = lr
         self.max_grad_norm = max_grad_norm
         self.mode = "test"
-        self.updates = 0
+        self.updates = self.updates_before = 0
         self.rng = np.random.default_rng(0)
         self.torch_rng = torch.Generator()
         self._attributes: Attributes | None = None  # what it was when its task was built
@@ -268,6 +269,23 @@ class Algorithm(Guarded):
 
     def post_process(self, batch: Batch) -> None:
         """After the optimiser steps of one training request: target networks and the like. `updates` has been counted."""
+
+    def update_target(self, target: Any, *, tau: float | None = None, period: int = 1) -> None:
+        """Let a copy of `model` follow it; to be called in `post_process`.
+
+            target ← (1 − tau) · target + tau · model,    once for every `period` optimiser steps
+
+        A training request may have taken several steps, or none: the copy follows as often as a period ended in it.
+
+        Args:
+            target: The copy, with `sync_from`. Where it is `model` itself, nothing happens.
+            tau: In [0, 1]; None: 1, a whole copy.
+            period: 0: never.
+        """
+        if target is self.model or not period:
+            return
+        if times := self.updates // period - self.updates_before // period:
+            target.sync_from(self.model, decay=0.0 if tau is None else (1.0 - tau) ** times)
 
     def ask(self, task: str, **inputs: Any) -> Batch:
         """Return what another task predicts with its newest parameters, for `process` and `learn`: `self.ask("RND",

@@ -231,8 +231,8 @@ class Attributes:
 
     def _left_out(self, algorithm: TrainedAlgorithm) -> set[str]:
         """Attributes that are no part of this state."""
-        return {"model", "mode", "updates", "rng", "torch_rng", "_attributes", "_asks", "_guarded", *algorithm.transient,
-                *algorithm.remembers}
+        return {"model", "mode", "updates", "updates_before", "rng", "torch_rng", "_attributes", "_asks", "_guarded",
+                *algorithm.transient, *algorithm.remembers}
 
     def changed(self, algorithm: TrainedAlgorithm) -> dict[str, Any]:
         """Return the attributes that are not as they were at the start, packed; so what learning does not change stays the new

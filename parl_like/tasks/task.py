@@ -344,6 +344,7 @@ class ComputationTask:
         divided = type(algorithm).minibatches is not Algorithm.minibatches
         if divided:
             batch[ROW] = places = np.arange(n) if self._on_arrays else torch.arange(n, device=self.device)
+        algorithm.updates_before = algorithm.updates
         batch = self._in_update_mode(algorithm.process, batch)
         if divided and ROW not in batch and len(batch) == n:
             batch[ROW] = places
@@ -391,6 +392,7 @@ class ComputationTask:
             before, attributes["mode"] = algorithm.mode, "update"
             try:
                 given: Any = algorithm.learn(algorithm.process(row))
+                attributes["updates_before"] = attributes["updates"]
                 attributes["updates"] += 1
                 algorithm.post_process(row)
             finally:
