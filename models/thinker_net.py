@@ -95,6 +95,8 @@ class ThinkerNet(Model):
     low: Tensor
     span: Tensor
 
+    has_modes = True
+
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], *, net: Literal["dual", "single", "perfect"] = "dual", blocks: int = 1,
         channels: int = 64, vp_channels: int | None = None, strides: Sequence[int] = (2, 2, 2, 2), decoder_depth: int = 0,

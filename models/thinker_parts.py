@@ -19,6 +19,8 @@ class ResBlock(nn.Module):
     rounding: w γ/σ and β − μ γ/σ, computed anew when something was written into them.
     """
 
+    has_modes = True
+
     def __init__(self, channels: int, out: int | None = None, norm: bool = True) -> None:
         super().__init__()
         out = out or channels

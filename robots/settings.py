@@ -7,10 +7,8 @@ known, and whatever was given and not asked for is an error.
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import inspect
-import textwrap
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -322,12 +320,13 @@ class ArgumentKind:
 
 
 def arguments_of(owner: Any) -> dict[str, inspect.Parameter]:
-    """The parameters of a constructor; where it hands `**options` on, also those of the next class that has one, as far as it
-    does not give them itself."""
+    """The parameters of a constructor; where it hands `**options` on, also those of the next class that has one, but for those
+    that its class gives itself, and names: `given_on = ("unroll",)`."""
     found: dict[str, inspect.Parameter] = {}
     fixed: set[str] = set()
-    makers = [vars(one)["__init__"] for one in owner.__mro__ if "__init__" in vars(one)] if isinstance(owner, type) else [owner]
-    for maker in makers:
+    kinds = [vars(one) for one in owner.__mro__ if "__init__" in vars(one)] if isinstance(owner, type) else [{"__init__": owner}]
+    for kind in kinds:
+        maker = kind["__init__"]
         parameters, hints = inspect.signature(maker).parameters, _hints(maker)
         for name, one in parameters.items():
             if name not in ("self", *fixed) and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
@@ -335,18 +334,8 @@ def arguments_of(owner: Any) -> dict[str, inspect.Parameter]:
                     annotation=hints.get(name, Any if one.annotation is one.empty else one.annotation)))
         if not any(one.kind == one.VAR_KEYWORD for one in parameters.values()):
             break
-        fixed |= _given_on(maker)
+        fixed.update(kind.get("given_on", ()))
     return found
-
-
-def _given_on(maker: Any) -> set[str]:
-    """Names that a constructor gives to another one beside `**options`."""
-    try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(maker)))
-    except (OSError, TypeError, SyntaxError):  # it has no source
-        return set()
-    calls = [{word.arg for word in node.keywords} for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    return {name for names in calls if None in names for name in names if name}
 
 
 def arguments(owner: Any, untyped: bool = False) -> dict[str, tuple[ArgumentKind, Any]]:

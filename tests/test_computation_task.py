@@ -10,7 +10,7 @@ import torch
 
 from parl_like.learning.algorithm import Algorithm, Linear
 from parl_like.learning.model import Model
-from parl_like.learning.optimizer_steps import clip_gradients, set_mode
+from parl_like.learning.optimizer_steps import WITH_MODES, _reads_training, clip_gradients, has_modes, set_mode
 from parl_like.tasks.batch_rule import BatchRule
 from parl_like.tasks.task import ComputationTask
 from parl_like.values.errors import Diverged
@@ -399,9 +399,13 @@ def test_two_tasks_may_follow_each_other_from_two_threads():
         assert not thread.is_alive(), "the two tasks wait for each other"
 
 
-class OwnNoise(torch.nn.Module):
+class Undeclared(torch.nn.Module):
     def forward(self, x):
         return x + torch.randn(x.shape) if self.training else x
+
+
+class OwnNoise(Undeclared):
+    has_modes = True
 
 
 @pytest.mark.parametrize("part", [
@@ -410,7 +414,7 @@ class OwnNoise(torch.nn.Module):
     lambda: torch.nn.Dropout(0.5), lambda: torch.nn.BatchNorm1d(2),
 ])
 def test_whatever_has_modes_predicts_in_mode_eval(part):
-    """Found by what its code reads, not by a list of classes."""
+    """Modules of torch are known by their types, others by what they declare."""
     class Wrapped(Two):
         def __init__(self):
             super().__init__()
@@ -436,6 +440,32 @@ def test_whatever_has_modes_predicts_in_mode_eval(part):
         task.learn({"obs": ROWS})
         assert not task.algorithm.model.part.training
     assert torch.equal(before, torch.get_rng_state())
+
+
+def has_modes_of(*parts):
+    return has_modes({"model": torch.nn.Sequential(*parts)})
+
+
+def test_a_module_that_reads_its_mode_and_does_not_say_so_is_warned_of_and_has_modes():
+    class Silent(Undeclared):
+        has_modes = False
+
+    class Frozen(torch.nn.Linear):
+        def train(self, mode=True):
+            return self
+
+    for part in (Undeclared(), Frozen(2, 2)):
+        with pytest.warns(RuntimeWarning, match=rf"{type(part).__name__}: the code reads `training`.*has_modes = True"):
+            assert has_modes_of(torch.nn.ReLU(), part)
+    assert not has_modes_of(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2), Silent())
+    assert has_modes_of(OwnNoise()) and has_modes_of(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Dropout(0.5)))
+
+
+def test_all_modules_of_torch_that_read_their_mode_are_known():
+    reads = [kind for kind in vars(torch.nn).values() if isinstance(kind, type) and issubclass(kind, torch.nn.Module)
+             and _reads_training(kind)]
+    assert len(reads) > 20 and all(issubclass(kind, WITH_MODES) for kind in reads)
+
 
 
 def test_setting_the_mode_is_what_train_does():

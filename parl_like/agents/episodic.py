@@ -24,6 +24,8 @@ class EpisodicHelper(OnPolicyHelper):
     _nothing = "no episode has ended since the last learning"
     _whole = True
 
+    given_on = ("unroll",)
+
     def __init__(self, *, episodes: int = 1, max_steps: int = 1000, **options: Any) -> None:
         super().__init__(unroll=max_steps, **options)
         if episodes < 1:

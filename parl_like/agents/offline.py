@@ -30,6 +30,8 @@ class OfflineHelper(OffPolicyHelper):
             algorithm's window asks for it.
     """
 
+    given_on = ("size", "batch_size")
+
     def __init__(self, data: ReplayBuffer | str, *, batch_size: int = 64, in_order: bool | None = None, **options: Any) -> None:
         if isinstance(data, str):
             data = _recorded(data)

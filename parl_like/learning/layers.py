@@ -18,9 +18,9 @@ computation task does, and they are a function of the seed. A `Model` builds its
 from __future__ import annotations
 
 import copy as copying
-import itertools
 import math
-from collections import defaultdict
+import threading
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any, Literal, Self
@@ -103,11 +103,14 @@ def orthogonal_(weight: Tensor, gain: float = 1.0, generator: torch.Generator | 
     return weight.copy_((q if rows >= columns else q.T).reshape(weight.shape)).mul_(gain)
 
 
-_names: defaultdict[str, itertools.count[int]] = defaultdict(itertools.count)
+_names: Counter[str] = Counter()
+_naming = threading.Lock()
 
 
 def _unique_name(base: str) -> str:
-    return f"{base}_{next(_names[base])}"  # one step of the interpreter, so threads need no lock
+    with _naming:
+        _names[base] += 1
+        return f"{base}_{_names[base] - 1}"
 
 
 class Brief(type):
@@ -361,6 +364,8 @@ class _Embedding(LayerFunc):
 
 class _Norm(LayerFunc):
     """Scale `w` (from 1) and shift `b` (from 0) of normalised features: of each row, or with a `momentum` of each channel."""
+
+    has_modes = True  # batch norm has
 
     def __init__(self, name: str, eps: float, momentum: float | None = None) -> None:
         super().__init__(name, ("w", "b"))

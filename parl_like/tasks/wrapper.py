@@ -39,6 +39,7 @@ class ComputationWrapper:
         self.predictions = PredictionQueue(task, task.predict_rule or BatchRule(), lock, mode, specs)
         self.trainings = TrainingQueue(task, task.training_rule or training_rule or BatchRule(), lock)
         self.communicators: dict[str, Communicator] = {}
+        self._joining = threading.Lock()
 
     def create_communicator(self, agent: ActingAgent, driver: Transport) -> Communicator:
         """The agent's end of the queues; agents may join while others run.
@@ -47,8 +48,9 @@ class ComputationWrapper:
             ValueError: an agent of that name has one already.
         """
         communicator = Communicator(self, agent, driver)
-        # setdefault is one step of the interpreter, so threads that register at the same time need no lock.
-        if self.communicators.setdefault(communicator.name, communicator) is not communicator:
+        with self._joining:
+            known = self.communicators.setdefault(communicator.name, communicator)
+        if known is not communicator:
             raise ValueError(f"{communicator.name} already has a communicator of task {self.task.name!r}; close() it first, or "
                              "give agents different ids")
         return communicator

@@ -34,6 +34,7 @@ _LIBRARIES = tuple({os.path.realpath(path) + os.sep for name, path in sysconfig.
 _PLAIN = {"int": int, "float": (int, float), "bool": bool, "str": str}
 _SEVERAL = {f"Sequence[{kind}]": kind for kind in _PLAIN}
 _FRAME = re.compile(r'  File "(.*)", line \d+, in ')
+_TWICE = re.compile(r"got multiple values for keyword argument '(\w+)'")
 _TRACE = "Traceback (most recent call last):\n"
 
 
@@ -139,6 +140,9 @@ def explained(error: TypeError, name: str, made: Callable[..., Any], kinds: tupl
         if not any(one.kind is one.VAR_KEYWORD for one in parameters):
             anything = False
             break
+    if kinds and (twice := _TWICE.search(str(error))):
+        return TypeError(f"{name}: {twice[1]} cannot be set, for a constructor that hands its options on gives it itself; its "
+                         f"class says so by given_on = ({twice[1]!r},)")
     for option in options:
         if option not in known and not anything:
             own = our_name(option, known)

@@ -293,8 +293,22 @@ def test_what_a_class_gives_the_next_one_itself_is_no_setting(name):
 
 
 class MyHelper(OffPolicyHelper):
+    given_on = ("batch_size",)
+
     def __init__(self, *, rows=8, **options):
         super().__init__(batch_size=rows, **options)
+
+
+class Unsaid(OffPolicyHelper):
+    def __init__(self, *, rows=8, **options):
+        super().__init__(batch_size=rows, **options)
+
+
+def test_an_option_that_a_constructor_gives_itself_is_refused_with_the_declaration():
+    assert "batch_size" in arguments_of(Unsaid) and "batch_size" not in arguments_of(MyHelper)
+    for kind in (Unsaid, MyHelper):
+        with pytest.raises(TypeError, match=rf"{kind.__name__}: batch_size cannot be set.*given_on = \('batch_size',\)"):
+            kind(batch_size=4)
 
 
 class Untyped(DQN):
