@@ -11,7 +11,6 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.agents.acting import Acting
-from parl_like.agents.actor import Actor
 from parl_like.agents.helper_checks import check_buffer, check_explorer, check_options, check_outputs, check_rows
 from parl_like.agents.helper_context import HelperContext, part
 from parl_like.agents.row_format import RowFormat
@@ -21,6 +20,7 @@ from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.extra_fields import Wanted, info_specs, read
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.data.transforms import Transform, Transforms
+from parl_like.interfaces import ActingAgent
 from parl_like.learning.algorithm import Window
 from parl_like.learning.explorers import Explorer
 from parl_like.learning.fixed_settings import Alias, fixed
@@ -75,7 +75,7 @@ class AgentHelper(Guarded):
     writer: RowWriter
     sender: UpdateSender
     name: str = part("context.name")
-    agent: Actor = part("context.agent")
+    agent: ActingAgent = part("context.agent")
     comm: Communicator = part("context.comm")
     task: ComputationTask = part("context.task")
     model: Any = part("context.model")
@@ -176,7 +176,7 @@ class AgentHelper(Guarded):
         """Return whether parameters may change between an action and its update, and this schedule cares."""
         return False
 
-    def pre_episode(self, agent: Actor) -> None:
+    def pre_episode(self, agent: ActingAgent) -> None:
         """Stage PRE_EPISODE: memory from zero, the explorer's anew; of a vector environment those of its `env_index`."""
         lane = agent.env.env_index if agent.vector else 0
         self.writer.begin(lane)

@@ -7,20 +7,39 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium as gym
 import numpy as np
 
 from parl_like.agents.helper_context import HelperContext
-from parl_like.agents.row_format import DURATION
+from parl_like.agents.row_format import DURATION, RowFormat
 from parl_like.data.buffers.episodes import CachedReplayBuffer
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.data.transforms import Transforms
 from parl_like.environment.factory import REWARD_WEIGHTS, reward_shape
+from parl_like.interfaces import HelperPort
+from parl_like.learning.algorithm import Window
 from parl_like.learning.explorers import Beta, Candidates, Explorer, Gaussian, Noisy
 from parl_like.learning.explorers.base import lacks
+from parl_like.tasks.task import ComputationTask
 from parl_like.values.errors import unknown
-from parl_like.values.spec import SpecError
+from parl_like.values.spec import Spec, SpecError
+
+
+class CheckedHelper(HelperPort, Protocol):
+    """A helper that has joined its task, as these checks know it; the attributes are those of `AgentHelper`."""
+
+    context: HelperContext
+    task: ComputationTask
+    model: Any
+    window: Window
+    explorer: Explorer | None
+    extras: tuple[Spec, ...]
+    transforms: Transforms
+    format: RowFormat
+    sends_returns: bool
+
 
 ORDER = "; store takes obs, act, rew, obs_next, terminated, truncated in this order"
 
@@ -44,7 +63,7 @@ def check_places(context: HelperContext, obs: Any, rew: Any, obs_next: Any, term
                         f"said of truncated, {last[4]}")
 
 
-def check_options(helper: Any, explorer: Any, more: Mapping[str, Any]) -> None:
+def check_options(helper: object, explorer: Any, more: Mapping[str, Any]) -> None:
     """Raises TypeError for an explorer that is none, and for options `more` that no constructor of the helper's class has."""
     kind = type(helper)
     check_explorer(f"{kind.__name__}: explorer", explorer)
@@ -60,16 +79,16 @@ def check_explorer(what: str, explorer: Any) -> None:
         raise TypeError(f"{what} is {explorer!r}; expected an Explorer, such as EpsilonGreedy(0.1)")
 
 
-def check_outputs(helper: Any) -> None:
+def check_outputs(helper: CheckedHelper) -> None:
     """Raises where the prediction, as it was tried out, lacks what the helper's explorer reads (ValueError), or has not one
     number per action (SpecError)."""
     explorer, shapes, space = helper.explorer, helper.task.output_shapes, helper.model.act_space
     if explorer is None or not shapes:
         return
-    for name in (*[explorer.reads] * (explorer.reads is not None), *explorer.needs):
+    for name in ([] if explorer.reads is None else [explorer.reads]) + [*explorer.needs]:
         if name not in shapes:
             raise ValueError(f"{helper.where}: {lacks(explorer, name, shapes)}")
-    shape = shapes.get(explorer.reads)
+    shape = shapes.get(explorer.reads or "")
     if shape is not None and isinstance(space, gym.spaces.Discrete) and shape != (int(space.n),):
         raise SpecError(f"task {helper.name!r}, output of predict, field {explorer.reads!r}: expected ('N', {space.n}), one "
                         f"number per action, got ('N', {', '.join(map(str, shape))}); look at the last layer of "
@@ -83,10 +102,10 @@ def check_outputs(helper: Any) -> None:
                                 f"the action space, got {('N', *got)}; look at {where}")
 
 
-def check_rows(helper: Any, keeps: bool) -> None:
+def check_rows(helper: CheckedHelper, keeps: bool) -> None:
     """Raises ValueError where the task's algorithm, or a transform, needs others than the rows that this helper sends; `keeps`:
     whether it has a buffer."""
-    context: HelperContext = helper.context
+    context = helper.context
     window, algorithm, kind = context.window, context.task.algorithm, type(helper).__name__
     if window.n_step > 1 and DURATION in helper.extras:
         raise ValueError(f"{context.where}: rows with durations look n steps ahead already; set n_step=1, got {window.n_step}")
@@ -107,7 +126,7 @@ def check_rows(helper: Any, keeps: bool) -> None:
                          f"learns from one number a step; {REWARD_WEIGHTS}")
 
 
-def check_buffer(helper: Any, buffer: Any) -> None:
+def check_buffer(helper: CheckedHelper, buffer: Any) -> None:
     """Raises ValueError for lanes that are too short for what is looked at together, and SpecError for frames other than the
     model's."""
     rows = helper.window.rows + max(helper.transforms.behind, buffer.stack_num - 1)
@@ -134,11 +153,11 @@ def check_reward(context: HelperContext, rew: Any) -> None:
                             "mend the environment, or let its agent drop or replace what is not finite (on_bad_value)")
 
 
-def made_buffer(helper: Any, make: Callable[..., Any], n_lanes: int, rng: np.random.Generator) -> ReplayBuffer:
+def made_buffer(kind: type, size: int, make: Callable[..., Any], n_lanes: int, rng: np.random.Generator) -> ReplayBuffer:
     """The buffer of an off-policy helper. Raises TypeError where `make` makes none, or none whose rows can be drawn."""
-    owner = f"{type(helper).__name__}: buffer"
+    owner = f"{kind.__name__}: buffer"
     try:
-        buffer = make(helper.size, n_lanes, rng)
+        buffer = make(size, n_lanes, rng)
     except TypeError as error:
         raise TypeError(f"{owner} could not be made: {error}; expected what takes size, lanes and a generator, such as "
                         "ReplayBuffer or partial(PrioritizedReplayBuffer, alpha=0.6)") from error

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.agents.actor import Actor
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Transforms
+from parl_like.interfaces import ActingAgent
 from parl_like.learning.algorithm import Window
 from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.tasks.wrapper import Communicator
@@ -34,7 +34,7 @@ class HelperContext:
     """
 
     name: str
-    agent: Actor
+    agent: ActingAgent
     comm: Communicator
     lanes: range
     buffer: ReplayBuffer | None
@@ -74,8 +74,8 @@ class _Part:
         holder, _, self._name = path.rpartition(".")
         self._read, self._holder = attrgetter(path), attrgetter(holder)
 
-    def __get__(self, helper: Any, owner: type) -> Any:
-        return self if helper is None else self._read(helper)
+    def __get__(self, instance: Any, owner: type) -> Any:
+        return self if instance is None else self._read(instance)
 
-    def __set__(self, helper: Any, value: Any) -> None:
-        setattr(self._holder(helper), self._name, value)
+    def __set__(self, instance: Any, value: Any) -> None:
+        setattr(self._holder(instance), self._name, value)

@@ -63,7 +63,7 @@ class OffPolicyHelper(AgentHelper):
         return BatchRule(max_rows=self.batch_size)
 
     def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
-        return made_buffer(self, self._make, n_lanes, rng)
+        return made_buffer(type(self), self.size, self._make, n_lanes, rng)
 
     def allocate(self, buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
         super().allocate(buffer, specs)

@@ -144,7 +144,7 @@ class OnlineHelper(AgentHelper):
                 self._learn_row(None, obs, act, rew, obs_next, terminated, truncated, *marks)
         if not self.acting.steps % TURN:
             self.context.comm.wrapper.trainings.last_result = self._results()
-            self.context.agent.robot._driver.rest(self.context.agent)
+            self.context.agent.robot.driver.rest(self.context.agent)
 
     def _next_marks(self, ends: Any) -> tuple[Any, ...]:
         """Return where the row that is stored now stands in its lane."""

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.agents.actor import Actor
 from parl_like.agents.helper import AgentHelper
 from parl_like.agents.helper_context import HelperContext
+from parl_like.interfaces import ActingAgent
 from parl_like.learning.explorers import Candidates
 from parl_like.values.spec import Array, SpecError
 
@@ -44,7 +44,7 @@ class PopulationHelper(AgentHelper):
 
     def bind(self, context: HelperContext) -> None:
         super().bind(context)
-        algorithm: Any = self.task.algorithm
+        learned: Any = self.task.algorithm
         for wrong, there, mend in (
             (not isinstance(self.explorer, Candidates), type(self.explorer).__name__, "take an algorithm such as ES, CEM or ARS"),
             (context.agent.vector, "a vector environment", "give each agent one environment"),
@@ -53,7 +53,7 @@ class PopulationHelper(AgentHelper):
             if wrong:
                 raise ValueError(f"{self.where}: PopulationHelper evaluates a candidate of a population in each episode, and "
                                  f"there is {there}; {mend}")
-        self.population = int(algorithm.population)
+        self.population = int(learned.population)
         self._base = context.agent.robot.common_seed
         self._evaluates = self.mode != "test" and self.task.train
 
@@ -82,7 +82,7 @@ class PopulationHelper(AgentHelper):
         """Which of the generation's episodes this agent's k-th is; None: its next."""
         return self.agent.index + (len(self._scores) if k is None else k) * self.agent.robot.n_agents
 
-    def pre_episode(self, agent: Actor) -> None:
+    def pre_episode(self, agent: ActingAgent) -> None:
         super().pre_episode(agent)
         self._score = 0.0
         if self._evaluates and not self.collecting:
