@@ -7,7 +7,7 @@ to a port what only the process of the real object knows; a stand-in in another 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -21,6 +21,18 @@ QueueIn = TypeVar("QueueIn", contravariant=True)
 RequestIn = TypeVar("RequestIn", contravariant=True)
 Request = TypeVar("Request")
 """A request with its reply: `parl_like.tasks.tickets.Ticket`."""
+
+
+class Progress(NamedTuple):
+    """Progress of a learning agent.
+
+    Attributes:
+        steps: Since its own last update.
+        due: Whether its schedule has an update due: rows are stored that it will send by itself.
+    """
+
+    steps: int
+    due: bool
 
 
 class AlgorithmPort(Protocol):
@@ -238,7 +250,7 @@ class ActingAgent(AgentPort, Protocol):
 
     first_env: int
     learned_at: int
-    paced: tuple[int, bool] | None
+    paced: Progress | None
     rng: np.random.Generator
     on_bad_value: Literal["raise", "drop", "replace"]
     fault: Any
@@ -248,7 +260,9 @@ class ActingAgent(AgentPort, Protocol):
     def obey(self) -> None:
         """End the running episode, or wait, as the signal says."""
 
-    def pace(self) -> tuple[int, bool]: ...
+    def pace(self) -> Progress: ...
+
+    def progress(self) -> Progress: ...
 
     def before_episode(self) -> None: ...
 

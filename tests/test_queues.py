@@ -73,13 +73,6 @@ def test_max_wait_of_0_waits_for_nobody(kind):
         assert queue_of(kind, [1], max_wait=0.0, **rule).due(100.0, EVERYBODY) == 0.0
 
 
-def test_whom_an_update_of_a_sync_round_waits_for():
-    """Steps since its last update, and whether its own schedule has one due."""
-    asked, scheduled = Ticket("agent", None, steps=10, scheduled=False), Ticket("agent", None, steps=10)
-    assert [asked.waits_for(*pace) for pace in ((9, False), (9, True), (10, False), (10, True))] == [True, True, False, False]
-    assert [scheduled.waits_for(*pace) for pace in ((9, False), (10, False), (10, True))] == [True, False, True]
-
-
 def test_a_prediction_that_is_full_is_due_and_an_update_waits_for_its_round():
     assert queue_of("predictions", [2, 2], max_rows=4).due(100.0, EVERYBODY) == 0.0
     assert queue_of("predictions", [2, 1], max_rows=4).due(100.0, EVERYBODY) == INFINITE

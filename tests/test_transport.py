@@ -927,7 +927,7 @@ def test_an_update_waits_for_an_agent_whose_own_is_being_made(learn_every):
             if self.agent.index == 1:
                 until(lambda: queue.rows or self.task.learns, what="the request of the other agent")
                 with driver.lock:
-                    waits.append(driver._updates_wait())
+                    waits.append(driver.rounds.update_waits())
             return super()._learn()
 
     task = ComputationTask(Elementwise(), lambda: Slow(size=500, batch_size=1, learn_every=learn_every))

@@ -8,7 +8,7 @@ batches.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from greenlet import GreenletExit, getcurrent, greenlet
 
 from parl_like.run.driver import CALLED_BY_AGENT, Driver, foreign
-from parl_like.tasks.tickets import INFINITE
+from parl_like.tasks.rounds import ROUND_DONE, Learner, RoundDone, Rounds, Serve, Wait
 from parl_like.values.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class CooperativeDriver(Driver):
 
     Attributes:
         queues: Of all tasks, in their order: `predictions` and `trainings` by turns.
-        updates: Queues whose task learns at this moment, where learning runs beside the agents.
+        rounds: What is served next, and whom an update waits for.
         patience: Seconds that predictions wait for more where their rule says nothing, and somebody could still come; None: as
             long as that is so.
     """
@@ -56,18 +56,23 @@ class CooperativeDriver(Driver):
         self._fibers: dict[int, greenlet] = {}
         self._hub = getcurrent()
         self.stopping = False
-        self.updates: dict[RequestQueue, Any] = {}
+        self.rounds = Rounds()
         self._begin([], [])
 
     def _begin(self, agents: Sequence[Agent], wrappers: Sequence[ComputationWrapper]) -> None:
         """A run begins."""
         self.agents = list(agents)
-        self._any_learns = any(agent.learns for agent in agents)  # else any agent may come to train
         self.predictions = [wrapper.predictions for wrapper in wrappers]
         self.trainings = [wrapper.trainings for wrapper in wrappers]
         self.queues: list[RequestQueue] = [queue for pair in zip(self.predictions, self.trainings, strict=True) for queue in pair]
         for queue in self.queues:
             queue.begin(self.sync, self.patience if queue.kind == "predict" else None)
+        self.rounds.begin(self.sync, self.queues, *self._learners(self.agents))
+
+    def _learners(self, agents: Sequence[Agent]) -> tuple[Sequence[Learner], bool]:
+        """Return those that updates may wait for, and whether any agent learns."""
+        learners = [agent for agent in agents if agent.learns]
+        return learners, bool(learners)
 
     # --------------------------------------------------------------------------------------------------- the agents' side
 
@@ -81,8 +86,11 @@ class CooperativeDriver(Driver):
         if not of_an_agent:
             self.check_caller(ticket.agent)
         dropped = queue.put(ticket, values)
-        if dropped:
+        if dropped is not None:  # an update
             self._wake(dropped)
+            if wait:
+                self.wait(ticket)
+            return
         if not wait:
             return
         if of_an_agent:  # as in `wait`, which would cost 2 % of a request
@@ -99,7 +107,12 @@ class CooperativeDriver(Driver):
             current = getcurrent()
             if current is not self._hub and self.agents:
                 ticket.waiter = current
-                self._hub.switch()
+                if ticket.queue.kind == "learn":
+                    self.rounds.waits(ticket.agent)
+                    self._hub.switch()
+                    self.rounds.running(ticket.agent)
+                else:
+                    self._hub.switch()
             else:  # a call from outside of the agents: its queue is served, whatever its rule
                 while ticket.waiter is not SERVED and ticket.queue.batches:
                     self._wake(ticket.queue.serve())
@@ -117,12 +130,14 @@ class CooperativeDriver(Driver):
 
     def park(self, agent: Agent) -> None:
         self.parked.append(agent)
+        self.rounds.parked(agent)
         self._hub.switch()
 
     def rest(self, agent: Agent) -> None:
         current = getcurrent()
         if current is not self._hub and self.agents:
             self._resting.append((agent, current))
+            self.rounds.resting = True
             self._hub.switch()
 
     # ---------------------------------------------------------------------------------------------------- the robot's side
@@ -147,7 +162,12 @@ class CooperativeDriver(Driver):
             self._failed(agent, error)
         finally:
             if self._fibers.get(id(agent)) is getcurrent():  # else it was forsaken
-                self.agents.remove(agent)
+                self._leave(agent)
+
+    def _leave(self, agent: Agent) -> None:
+        """Note that an agent has ended."""
+        self.agents.remove(agent)
+        self.rounds.ended(agent)
 
     def request_stop(self) -> None:
         self.stopping = True
@@ -156,6 +176,7 @@ class CooperativeDriver(Driver):
         for agent in agents:
             if agent in self.parked:
                 self.parked.remove(agent)
+                self.rounds.running(agent)
                 self.ready.append(self._fibers[id(agent)])
 
     def _run_ready(self) -> None:
@@ -168,6 +189,11 @@ class CooperativeDriver(Driver):
         """Let those who rest go on."""
         self.ready.extend(fiber for _, fiber in self._resting)
         self._resting.clear()
+        self.rounds.resting = False
+
+    def _next(self) -> Serve | RoundDone | Wait:
+        """Return what to do now that nobody can run."""
+        return self.rounds.next(perf_counter())
 
     def _serve(self, queue: RequestQueue) -> None:
         self._answer(queue, queue.serve())
@@ -186,86 +212,34 @@ class CooperativeDriver(Driver):
                 ready.append(waiter)
 
     def iterate(self) -> bool:
-        left = BATCHES
+        left, rounds = BATCHES, self.rounds
         while True:
-            self._run_ready()
-            if self.stopping:
-                return self._end_round()
-            queue = self._choose()
-            if queue is None and self._resting and (not self.sync or self._updates_wait()):
+            if not rounds.in_round:
+                self._run_ready()
+                if self.stopping:
+                    return self._end_round()
+            step = self._next()
+            if not isinstance(step, Serve):
+                if step is ROUND_DONE:
+                    return True
+                rested = bool(self._resting)
                 self._rouse()
-                return True
-            if queue is None:
-                return self._train_round()
-            if self._resting:
+                return rested
+            if self._resting and not rounds.in_round:
                 self._rouse()
+            queue = step.queue
             self._serve(queue)
-            if self.sync and queue.kind == "learn":
+            rounds.served(queue)
+            if rounds.in_round:
+                if self.stopping:
+                    return False
+            elif self.sync and queue.kind == "learn":
                 return True  # a batch that its own rule closed before everybody came ends the iteration, too
             # Asked anew each time: the last learner may have ended, and the others would go on for ever.
-            if not (self.sync and any(agent.learns and agent not in self.parked for agent in self.agents)):
+            elif not (self.sync and any(agent.learns and agent not in self.parked for agent in self.agents)):
                 left -= 1
                 if not left:
                     return True
-
-    def _due(self, queue: RequestQueue) -> float:
-        """Seconds until the queue's oldest batch closes (`RequestQueue.due`)."""
-        if queue in self.updates:
-            return INFINITE
-        return queue.due(perf_counter(), queue.rows < queue.enough and self._can_still_come(queue))
-
-    def _can_still_come(self, queue: RequestQueue) -> bool:
-        """The hub looks when nobody else can run, so all who could ask for a prediction have; updates of sync mode wait for their
-        round."""
-        return queue.kind == "learn" and (self.sync or not self._any_learns or self._learner_acts())
-
-    def _choose(self) -> RequestQueue | None:
-        """The due queue with most rows, ties in task order; None when only training in a round is left.
-
-        A queue's rows count once more each time another is served before it: so no queue waits for ever behind a fuller one,
-        whose agents come back before each choice.
-        """
-        due, updates = [], False
-        for queue in self.queues:
-            if queue.rows:
-                updates = updates or queue.kind == "learn"
-                if self._due(queue) <= 0:
-                    due.append(queue)
-        if not due:
-            return None
-        best = due[0]
-        if len(due) > 1:
-            best = max(due, key=lambda queue: queue.rows * queue.passed)
-            for queue in due:
-                queue.passed += 1
-            best.passed = 1
-        if updates and self.sync and best.kind == "predict" and not self._updates_wait():
-            return None
-        return best
-
-    def _learner_acts(self) -> bool:
-        """Return whether any waiting prediction is a learning agent's; else nobody is left who could still come to train."""
-        return next(self._paces(), None) is not None
-
-    def _paces(self) -> Iterator[tuple[int, bool]]:
-        """`Agent.pace` of the learning agents that wait for predictions, or rest."""
-        waiting = (t.agent for queue in self.predictions for batch in queue.batches for t in batch.tickets)
-        return (agent.pace() for agent in (*waiting, *(agent for agent, _ in self._resting)) if agent.learns)
-
-    def _updates_wait(self) -> bool:
-        """Return whether any agent that acts is waited for by an update, or no update waits at all."""
-        updates = [ticket for queue in self.trainings for batch in queue.batches for ticket in batch.tickets]
-        return not updates or any(update.waits_for(*pace) for pace in self._paces() for update in updates)
-
-    def _train_round(self) -> bool:
-        served = False
-        for queue in self.trainings:
-            while queue.batches:
-                self._serve(queue)
-                served = True
-                if self.stopping:
-                    return False
-        return served
 
     def _end_round(self) -> bool:
         """At a stop: serves a round of training requests that wait for nobody, as if the run went on, and those who wait for them
@@ -273,7 +247,7 @@ class CooperativeDriver(Driver):
         while not self.sync:  # where no order is promised
             while self.ready:
                 self.ready.popleft().switch()
-            if not self._train_all():
+            if not self._serve_updates():
                 return False
         served = not (self.ready or self.parked) and self._serve_at_end()
         while served and self.ready:
@@ -281,19 +255,18 @@ class CooperativeDriver(Driver):
         return served
 
     def _serve_at_end(self) -> bool:
-        """One round of `_end_round`."""
-        passed = [queue.passed for queue in self.queues]
-        queue = self._choose()
-        if queue is not None and queue.kind == "learn":
-            self._serve(queue)
-            return True
-        if queue is None and not (self._resting and self._updates_wait()):
-            return self._train_all()
-        for each, times in zip(self.queues, passed, strict=True):
-            each.passed = times  # what was chosen and not served is chosen anew
-        return False
+        """Serve one round of `_end_round`: nothing that is to be served after a prediction."""
+        served = False
+        while isinstance(step := self._next(), Serve) and step.queue.kind == "learn":
+            self._serve(step.queue)
+            self.rounds.served(step.queue)
+            served = True
+            if not self.rounds.in_round:
+                break
+        return served
 
-    def _train_all(self) -> bool:
+    def _serve_updates(self) -> bool:
+        """Serve every update that waits, whomever it waits for; return whether there was one."""
         served = False
         for queue in self.trainings:
             while queue.batches:
@@ -305,6 +278,8 @@ class CooperativeDriver(Driver):
         """See `Driver.pause`. Greenlets wait wherever they are; who has parked was running, and comes first."""
         self.stopping = False
         self.ready.extendleft(self._fibers[id(agent)] for agent in reversed(self.parked))
+        for agent in self.parked:
+            self.rounds.running(agent)
         self.parked.clear()
         for agent in self.agents:
             agent.signal = None
@@ -346,7 +321,7 @@ class CooperativeDriver(Driver):
             # Ctrl-C struck between taking this fiber, or its batch, from a queue and going on with it; or before it was made.
             fiber = self._fibers.get(id(agent))
             if fiber is None:
-                self.agents.remove(agent)
+                self._leave(agent)
             else:
                 fiber.throw(Interrupted) if fiber else fiber.switch()
         return []
@@ -354,14 +329,18 @@ class CooperativeDriver(Driver):
     def _finish(self) -> None:
         """Serves until nobody can act any more and nothing waits."""
         while True:
-            self._run_ready()
-            choice = self._choose()
-            if choice is not None:
-                self._serve(choice)
-            elif self._resting:
+            if not self.rounds.in_round:
+                self._run_ready()
+            step = self._next()
+            if isinstance(step, Serve):
+                self._serve(step.queue)
+                self.rounds.served(step.queue)
+                if self.rounds.in_round and self.stopping:
+                    break
+            elif isinstance(step, Wait):
+                if not self._resting:
+                    break
                 self._rouse()
-            elif not self._train_round():
-                break
         for queue in self.queues:
             queue.passed = 1  # as in a robot that is made anew and loads this moment
 

@@ -1,8 +1,8 @@
 """The threads driver: a thread per agent, two per wrapper (prediction, training), for environments that wait or release the GIL.
 
 One lock guards all queues and counts. Every wait says above it what ends it; a stop answers every open request, so no wait
-outlives the run. The counts `_acting` and `_learners` tell when nobody is left who could still come, which closes a batch;
-whoever changes them calls `_look`, which wakes the threads that have something to do.
+outlives the run. `parl_like.tasks.rounds` says when a batch closes and when a round begins, from who acts and who waits; whoever
+changes that calls `_look`, which wakes the threads that have something to do.
 
 The agent whose request completes a prediction batch serves it in its own thread: it would wait anyway, and two switches of
 threads per batch are saved. A wrapper's prediction thread serves what the clock closes, and what waits behind `max_rows`.
@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from parl_like.drivers.agent_threads import Beside
-from parl_like.drivers.waiting import Server, has_ended, locked, release
+from parl_like.drivers.waiting import InService, Server, has_ended, locked, release
 from parl_like.process.child import shielded
 from parl_like.run.driver import CALLED_BY_AGENT, Driver, foreign
+from parl_like.tasks.rounds import Rounds
 from parl_like.tasks.tickets import INFINITE
 from parl_like.values.errors import TaskFailed, WrongCaller
 
@@ -72,11 +73,10 @@ class ThreadsDriver(Driver):
         self.parked: list[Agent] = []
         self._gates: dict[int, threading.Lock] = {}  # what parked agents sleep on
         self._threads: list[tuple[Agent, threading.Thread]] = []
-        self._acting = 0  # agents that are neither waiting for a reply, nor parked, nor ended
-        self._learners: set[ActingAgent] = set()  # learning agents that are neither waiting for training, nor parked, nor ended
-        self._any_learns = False  # else any agent may come to train
+        self.rounds = Rounds()
+        self.rounds.serving = InService()
         self._asked = False  # sync: an update waits, as far as `_look` has seen
-        self._phase = "unroll"  # sync: unroll → train → done → unroll …
+        self._done = False  # sync: a round is over, and who was answered in it has not gone on
         self._trained = False  # sync: a round is done, or a batch was closed by its own rule, and `iterate` has not said so
         self._held: list[Ticket] = []  # replies of a finished round, given when the next iteration begins
         self.stopping = False
@@ -103,12 +103,12 @@ class ThreadsDriver(Driver):
             server = queue.server
             if wait and server is not None:
                 ticket.state = WAITED
-                self._acting = acting = self._acting - 1
+                self.rounds.acting = acting = self.rounds.acting - 1
                 if not server.training:
                     self._tell(ticket.agent)
                 if server.training:
                     self._asked = self.sync
-                    self._learners.discard(ticket.agent)
+                    self.rounds.waits(ticket.agent)
                     self._look()
                 elif acting <= 0 or queue.rows >= queue.enough:
                     if not (server.busy or self.stopping):  # whoever is at it looks again afterwards
@@ -198,7 +198,7 @@ class ThreadsDriver(Driver):
         """The caller of `wait` was interrupted: whoever it should wake must not wait for it."""
         with self.lock:
             if ticket.state == WAITED:
-                self._acting += 1
+                self.rounds.acting += 1
                 self._come(ticket)
                 ticket.state = OPEN
             elif ticket.after is not None:
@@ -216,16 +216,16 @@ class ThreadsDriver(Driver):
 
     def _leave(self, agent: ActingAgent, learner: bool = True) -> None:
         """An agent stops acting; `learner`: and it will send no training request for now. The caller holds the lock."""
-        self._acting -= 1
-        if self._acting <= 0 or (learner and agent in self._learners):
+        self.rounds.acting -= 1
+        if self.rounds.acting <= 0 or (learner and agent in self.rounds.learners):
             if learner:
-                self._learners.discard(agent)
+                self.rounds.waits(agent)
             self._look()
 
     def _come(self, ticket: Ticket) -> None:
         """An agent no longer waits for an update. The caller holds the lock."""
         if ticket.queue.kind == "learn" and ticket.agent.learns:
-            self._learners.add(ticket.agent)
+            self.rounds.running(ticket.agent)
             self._tell(ticket.agent)
 
     def _tell(self, agent: ActingAgent) -> None:
@@ -233,23 +233,15 @@ class ThreadsDriver(Driver):
         one the step may have been counted and the row not, or the row and not the update."""
         agent.paced = agent.pace() if self.sync else None
 
-    def _updates_wait(self) -> bool:
-        """Return whether any learning agent is waited for by an update, or no update waits any more. The caller holds the
-        lock."""
-        updates = [ticket for server in self._trainings for batch in server.queue.batches for ticket in batch.tickets]
-        self._asked = bool(updates)
-        return not updates or any(update.waits_for(*(agent.paced or agent.pace())) for agent in self._learners
-                                  for update in updates)
-
     def _look(self) -> None:
         """Wakes whoever has something to do, after what may have closed or opened a batch. The caller holds the lock."""
-        if self._asked and self._phase == "unroll" and (self._closing or not self.stopping) and not self._updates_wait():
-            self._phase, self._asked = "train", False
+        if self._asked and not (self.rounds.in_round or self._done) and (self._closing or not self.stopping):
+            self._asked = any(server.queue.rows for server in self._trainings) and not self.rounds.begin_round()
         for server in self._servers:
             left = self._due(server)
             if left <= 0 or (left < INFINITE and server.asleep):
                 release(server.bell)
-        if self._idle() or (self.stopping and self._acting <= 0):
+        if self._idle() or (self.stopping and self.rounds.acting <= 0):
             release(self._news)
 
     def _idle(self) -> bool:
@@ -263,14 +255,7 @@ class ThreadsDriver(Driver):
         queue = server.queue
         if not queue.rows or server.busy or (self.stopping and not (self._closing and server.training)):
             return INFINITE
-        if not server.training:
-            can_still_come = self._acting > 0
-        elif self.sync:
-            can_still_come = self._phase != "train"
-        else:  # whoever waits for a prediction acts again before anybody need wait for nobody
-            predicting = any(other.busy or other.queue.rows for other in self._servers if not other.training)
-            can_still_come = (self._acting > 0 or predicting) and not (self._any_learns and not self._learners)
-        return queue.due(perf_counter(), can_still_come)
+        return self.rounds.due(queue, perf_counter())
 
     def _serve_forever(self, server: Server) -> None:
         torch.get_num_threads()  # see `_main`
@@ -310,17 +295,17 @@ class ThreadsDriver(Driver):
                 self._failed(tickets[0].agent, tickets[0].error)
             with self.lock:
                 server.busy = False
-                if server.training and self._phase == "train" and (self._closing or not self.stopping):
+                if server.training and self.rounds.in_round and (self._closing or not self.stopping):
                     self._held += tickets
                     tickets = []
                     if not any(other.busy or other.queue.rows for other in self._servers if other.training):
-                        self._phase, self._trained = "done", True
+                        self.rounds.in_round, self._done, self._trained = False, True, True
                         release(self._news)
                 elif server.training and self.sync:
                     self._trained = True
                     release(self._news)
                 first = self._count_in(tickets, own)
-                if queue.rows or self._acting <= 0:
+                if queue.rows or self.rounds.acting <= 0:
                     self._look()
         except BaseException as error:
             self._break(server, tickets, error)
@@ -339,7 +324,7 @@ class ThreadsDriver(Driver):
         with self.lock:
             server.busy = False
             for ticket in failed:  # one by one, in case `_count_in` is what failed
-                self._acting += ticket.state == WAITED
+                self.rounds.acting += ticket.state == WAITED
                 ticket.state = SERVED
                 ticket.waiter.release()
         self._failed("nobody", TaskFailed(f"task {queue.task.name!r}: {message}"))
@@ -361,7 +346,7 @@ class ThreadsDriver(Driver):
             else:
                 ticket.waiter.release()  # nobody sleeps on it
             ticket.state = SERVED
-        self._acting += len(waited)
+        self.rounds.acting += len(waited)
         if own in waited:
             waited.remove(own)
             waited.insert(0, own)
@@ -386,11 +371,11 @@ class ThreadsDriver(Driver):
         run = self._run = object()
         self._owner = threading.get_ident()
         self.agents, self.parked, self._held = list(agents), [], []
-        self._phase, self._trained, self._asked = "unroll", False, self.sync
-        self._acting = len(agents)
-        self._learners = {agent for agent in agents if agent.learns}
-        self._any_learns = bool(self._learners)
+        self._done, self._trained, self._asked = False, False, self.sync
         queues = [queue for wrapper in wrappers for queue in (wrapper.predictions, wrapper.trainings)]
+        learners = [agent for agent in agents if agent.learns]
+        self.rounds.begin(self.sync, queues, learners, bool(learners))
+        self.rounds.acting = len(agents)
         self._servers = [Server(queue, self._serve_forever) for queue in queues]
         self._trainings = [server for server in self._servers if server.training]
         for server in self._servers:
@@ -436,9 +421,8 @@ class ThreadsDriver(Driver):
         for agent in agents:
             if agent in self.parked:
                 self.parked.remove(agent)
-                self._acting += 1
-                if agent.learns:
-                    self._learners.add(agent)
+                self.rounds.acting += 1
+                self.rounds.running(agent)
                 self._tell(agent)
                 self._gates[id(agent)].release()
 
@@ -446,7 +430,7 @@ class ThreadsDriver(Driver):
         """Ends a finished round: the next unroll begins. The caller holds the lock, and gives the result to `_wake` when it no
         longer does."""
         held, self._held = self._held, []
-        self._phase, self._trained = "unroll", False
+        self.rounds.in_round = self._done = self._trained = False
         first = self._count_in(held)
         self._look()
         return first
@@ -492,7 +476,7 @@ class ThreadsDriver(Driver):
             self._closing = False
             with shielded():
                 with self.lock:
-                    going = self._phase == "done" and monotonic() < end
+                    going = self._done and monotonic() < end
                     first = self._next_unroll() if going else []
                 self._wake(first)  # who waited for them goes on until it would act
         with self.lock:
@@ -506,7 +490,7 @@ class ThreadsDriver(Driver):
         with self.lock:
             if trainings:
                 return any(server.busy or self._due(server) <= 0 for server in self._trainings)
-            return self._acting > 0 or any(server.busy for server in self._servers)
+            return self.rounds.acting > 0 or any(server.busy for server in self._servers)
 
     def go_on(self) -> None:
         self._owner = threading.get_ident()
@@ -533,7 +517,7 @@ class ThreadsDriver(Driver):
 
     def _go_on(self) -> None:
         """The next unroll begins, where a round is done that `iterate` has told of."""
-        if self._phase == "done" and not self._trained:
+        if self._done and not self._trained:
             with shielded():
                 with self.lock:
                     first = self._next_unroll()
@@ -561,7 +545,7 @@ class ThreadsDriver(Driver):
             self._trained = False
             self._go_on()
             with self.lock:
-                if self._phase != "done" and self._idle():
+                if not self._done and self._idle():
                     return []
                 if monotonic() >= end:
                     return [agent for agent in self.agents if agent not in self.parked]

@@ -58,3 +58,11 @@ class Server:
         self.bell = locked()
         self.asleep = self.busy = False
         self.thread = threading.Thread(target=serve_forever, args=(self,), name=f"{queue.task.name} {queue.kind}", daemon=True)
+
+
+class InService:
+    """The queues of which a batch is being computed, for `parl_like.tasks.rounds`."""
+
+    def __contains__(self, queue: object) -> bool:
+        server: Server | None = getattr(queue, "server", None)
+        return server is not None and server.busy

@@ -50,11 +50,6 @@ class Ticket:
     scheduled: bool = True
     after: Ticket | None = None
 
-    def waits_for(self, steps: int, due: bool) -> bool:
-        """Return whether an update of a sync round waits for a learning agent that acts: one that has taken fewer `steps` since
-        its own last update; and, where a schedule asked for it, one whose schedule has an update `due`."""
-        return steps < self.steps or (due and self.scheduled)
-
 
 def joined(tickets: Sequence[Ticket]) -> dict[str, Array]:
     """The replies to one request that may have been split."""

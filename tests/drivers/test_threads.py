@@ -660,7 +660,7 @@ def test_no_agent_is_lost_from_the_counts():
             with robot_of(program, 6, echo_task(helper=Learner), mode=mode) as robot:
                 robot.run()
                 driver = robot._driver
-                assert (driver._acting, driver._learners, driver._held) == (0, set(), [])
+                assert (driver.rounds.acting, driver.rounds.learners, driver._held) == (0, set(), [])
     finally:
         sys.setswitchinterval(interval)
 
@@ -740,7 +740,7 @@ def test_an_interrupted_call_of_the_robots_thread_holds_up_nobody():
     robot._ensure_started()
     ghost = Communicator(robot.wrappers["echo"], robot.agents[0], robot._driver)
     end_by_ctrl_c(lambda: ghost.predict((np.array([99.0, 1.0]),)), 0.05, lambda: robot.wrappers["echo"].predictions.rows)
-    assert robot._driver._acting == 4
+    assert robot._driver.rounds.acting == 4
     go.set()
     robot.run()
     robot.close()

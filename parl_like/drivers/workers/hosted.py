@@ -14,7 +14,7 @@ import os
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, cast
 
 import numpy as np
@@ -34,8 +34,9 @@ from parl_like.process.child import RestartBudget, readable
 from parl_like.run.agent_pool import AgentPool
 from parl_like.run.driver import CALLED_BY_AGENT, Pool
 from parl_like.tasks.queues import RequestQueue
+from parl_like.tasks.rounds import Learner, RoundDone, Serve, Wait
 from parl_like.tasks.row_slots import Owner, Places
-from parl_like.tasks.tickets import INFINITE, Ticket
+from parl_like.tasks.tickets import Ticket
 from parl_like.tasks.wrapper import ComputationWrapper
 from parl_like.values.errors import AgentFailed
 
@@ -73,7 +74,7 @@ class HostedDriver(WorkerStates):
                                      self._agent_failed, "all others wait for it" if sync else "nobody waits for it")
         self.agent_restarts = 0
         self._updates = BackgroundUpdates()
-        self.updates = self._updates.running
+        self.updates = self.rounds.serving = self._updates.running  # queues whose task learns at this moment
         self._owner = 0  # the process that opened the link; 0: it is closed
         self._halting = False  # whether agents are being interrupted
         self._calling = False  # a hook or a stop condition is being called
@@ -222,7 +223,7 @@ class HostedDriver(WorkerStates):
                 if self.sync and any(queue.rows for queue in self.predictions):
                     self.supervisor.order("go", paused)
                     break
-                if self.sync and not self._updates_wait():
+                if self.sync and not self.rounds.update_waits():
                     break
                 if self.sync and not (had or self._halting or any(queue.rows for queue in self.trainings)):
                     self._robots_turn = True
@@ -234,10 +235,13 @@ class HostedDriver(WorkerStates):
                     break
             elif quiet and (any(queue.rows and queue not in self.updates for queue in self.queues) or not self._coming()):
                 break
-            left = LISTEN_S if self.sync else min(map(self._due, self.queues), default=INFINITE)
-            if left <= 0:
-                break
-            self._pump(min(left, LISTEN_S))
+            left = LISTEN_S
+            if not self.sync:
+                step = self._next()
+                if not isinstance(step, Wait):
+                    break
+                left = min(left, step.until - perf_counter())
+            self._pump(left)
         self._take_in()
 
     def _pump(self, seconds: float = 0.5) -> None:
@@ -255,10 +259,20 @@ class HostedDriver(WorkerStates):
         if ended or monotonic() - self.supervisor.looked > 0.05:
             self.supervisor.look()
 
-    def _due(self, queue: RequestQueue) -> float:
-        if not self.sync and queue.by_default and queue.rows:
-            queue.patience = self._patience_for(queue)
-        return super()._due(queue)
+    def _learners(self, agents: Sequence[Agent]) -> tuple[Sequence[Learner], bool]:
+        """Return the workers, for which updates wait here, and whether any agent learns."""
+        if not agents:  # as long as there is no run
+            return [], False
+        return self.workers, any(agent.learns for agent in agents)
+
+    def _next(self) -> Serve | RoundDone | Wait:
+        """Tell the scheduler first how many workers run, and for how long predictions wait for them; in sync mode all wait."""
+        if not self.sync:
+            self.rounds.acting = sum(worker.busy for worker in self.workers)
+            for queue in self.predictions:
+                if queue.by_default and queue.rows:
+                    queue.patience = self._patience_for(queue)
+        return super()._next()
 
     def _patience_for(self, queue: RequestQueue) -> float:
         """Return for how many seconds after the batch before a prediction waits for workers that are busy (async, no rule).
@@ -270,19 +284,6 @@ class HostedDriver(WorkerStates):
         cost = queue.counters.compute_s()
         back = [worker.turn_s for worker in self.workers if worker.running and not worker.quiet and 0 < worker.turn_s < cost]
         return 2.0 * max(back, default=0.0)
-
-    def _can_still_come(self, queue: RequestQueue) -> bool:
-        """In async mode agents that are busy in their workers may come, too."""
-        return not self.sync and self._busy() if queue.kind == "predict" else super()._can_still_come(queue)
-
-    def _learner_acts(self) -> bool:
-        return (not self.sync and self._busy()) or super()._learner_acts()
-
-    def _paces(self) -> Iterator[tuple[int, bool]]:
-        return ((steps, bool(due)) for steps, due in (worker.acting for worker in self.workers if worker.acting))
-
-    def _busy(self) -> bool:
-        return any(worker.running and (worker.paused or not worker.quiet) for worker in self.workers)
 
     def _coming(self) -> bool:
         """Return whether an update is being given, or a worker is being replaced, whose agents will act again."""
@@ -328,16 +329,6 @@ class HostedDriver(WorkerStates):
         for task, notes, arrays in due:
             for worker in self.workers if workers is None else workers:
                 self.supervisor.send(worker, Kind.STATE, task=task, notes=notes, arrays=arrays)
-
-    def _train_round(self) -> bool:
-        """In async mode without those that are given already, for which nobody else shall wait, and not while agents could still
-        come."""
-        if self.sync:
-            return super()._train_round()
-        waiting = [] if self._robots_turn else [queue for queue in self.trainings if queue.batches and queue not in self.updates]
-        for queue in waiting:
-            self._serve(queue)
-        return bool(waiting)
 
     # ---------------------------------------------------------------------------------------------------------------- messages
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from parl_like.agents.agent import Agent
 from parl_like.drivers.messages import Kind, Message, WireError, pack, unpack, unpack_state
+from parl_like.interfaces import Progress
 from parl_like.process.child import RestartBudget, shielded
 from parl_like.tasks.row_slots import Owner
 from parl_like.values.spec import Array, Spec
@@ -36,7 +37,7 @@ class WorkerHandle:
         up: It has said hello.
         running: Its agents have been started.
         paused: Its agents could go on without the robot, which has its turn first.
-        acting: `Agent.pace` of those of its learning agents that waited for predictions at its last turn, as of one.
+        acting: `Agent.pace` of those of its learning agents that did not wait for updates at its last turn, as of one.
         sent, seen: Messages to it, and how many of them it had taken in at its last turn.
         silent: Seconds since it last said something, or began to owe it, in which the robot listened.
         owes: Since when it has owed a turn. pace: Seconds of a turn, a running mean. slow: It has been called slow.
@@ -76,6 +77,20 @@ class WorkerHandle:
     def quiet(self) -> bool:
         """Its agents all wait, or are not there."""
         return not self.running or self.seen == self.sent
+
+    @property
+    def busy(self) -> bool:
+        """Its agents run, or will."""
+        return self.running and (self.paused or not self.quiet)
+
+    @property
+    def learns(self) -> bool:
+        """Say whether an agent of it may come to learn before it is answered, for `parl_like.tasks.rounds`."""
+        return bool(self.acting) or self.busy
+
+    def progress(self) -> Progress | None:
+        """Return that of its agents that learn and act, as of one; None: there are none."""
+        return Progress(self.acting[0], bool(self.acting[1])) if self.acting else None
 
     def heard_turn(self, notes: Mapping[str, Any]) -> None:
         """It has taken in so many messages, and its agents wait again."""

@@ -91,7 +91,7 @@ class RemoteDriver(CooperativeDriver):
         except BaseException as error:  # noqa: BLE001  whatever ends an agent is reported
             self._failed(agent, error)
         finally:
-            self.agents.remove(agent)
+            self._leave(agent)
 
     def batches(self) -> list[tuple[int, RequestQueue, RequestBatch]]:
         """Takes what waits for the robot: request number, queue and batch, in the order of tasks."""
@@ -105,14 +105,9 @@ class RemoteDriver(CooperativeDriver):
         return out
 
     def pace(self) -> list[int]:
-        """`Agent.pace` of those that learn and wait for predictions, or rest, as of one agent; empty where there are none."""
-        waiting = [batch for queue in self.predictions for batch in queue.batches]
-        waiting += [batch for queue, batch in self.sent.values() if queue.kind == "predict"]
-        acting = [*(ticket.agent for batch in waiting for ticket in batch.tickets), *(agent for agent, _ in self._resting)]
-        agents = [agent for agent in acting if agent.learns]
-        if not agents:
-            return []
-        return [min(agent.steps - agent.learned_at for agent in agents), int(any(agent.pace()[1] for agent in agents))]
+        """`Agent.pace` of those that learn and do not wait for updates, as of one agent; empty where there are none."""
+        found = [progress for agent in self.rounds.learners if (progress := agent.progress()) is not None]
+        return [min(steps for steps, _ in found), int(any(due for _, due in found))] if found else []
 
     def waiting_here(self) -> list[PredictionQueue]:
         """Queues of replicas with requests."""
