@@ -119,7 +119,7 @@ def make_net(kind: str, **options: Any) -> ThinkerNet:
     return net
 
 
-class Acting:
+class ActingSpeed:
     """An augmented environment with a task, and the bare network beside it."""
 
     def __init__(self, kind: str, n: int, resets: float = 0.5, **options: Any) -> None:
@@ -181,8 +181,8 @@ def acting(kinds: Sequence[str], rounds: int, scale: float) -> tuple[dict[str, A
     lines = []
     for kind in kinds:
         for n in COUNTS:
-            sides = {"decoding": Acting(kind, n), "latent": Acting(kind, n, latent_planning=True),
-                     "one reset in ten": Acting(kind, n, resets=0.1)}
+            sides = {"decoding": ActingSpeed(kind, n), "latent": ActingSpeed(kind, n, latent_planning=True),
+                     "one reset in ten": ActingSpeed(kind, n, resets=0.1)}
             steps = max(round(STAGE * scale), 2)
             for side in sides.values():
                 side.stage(1)

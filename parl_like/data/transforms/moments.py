@@ -14,7 +14,7 @@ from parl_like.values.spec import Array
 MIN_VAR = 1e-8  # a constant field is divided by 1e-4, not by 0
 
 
-class _Part(NamedTuple):
+class _MomentsPart(NamedTuple):
     n: float
     mean: Any  # [*shape] float64
     var: Any
@@ -42,13 +42,13 @@ class Moments:
         if not 0 < (1 if rate is None else rate) <= 1 or (1 if window is None else window) < 1:
             raise ValueError(f"Moments: rate is {rate}, window {window}; expected rate in (0, 1], window at least 1")
         self.rate, self.window = rate, window
-        self._parts: tuple[_Part, ...] = ()
+        self._parts: tuple[_MomentsPart, ...] = ()
         self._update_number = -1  # for which the moments in use were taken
         self._use()
 
     def _use(self) -> None:
         """Takes everything that was counted into use."""
-        total = reduce(_merge, self._parts) if self._parts else _Part(0, 0.0, 1.0)
+        total = reduce(_merge, self._parts) if self._parts else _MomentsPart(0, 0.0, 1.0)
         self._total = total.mean, np.sqrt(np.maximum(total.var, MIN_VAR))  # one assignment: readers see both or neither
         self._behind = False  # whether something was counted since
 
@@ -87,7 +87,7 @@ class Moments:
         if not len(x):
             return
         with np.errstate(invalid="ignore", over="ignore"):  # the next lines say it better
-            part = _Part(len(x), np.mean(x, 0, np.float64), np.var(x, 0, np.float64))
+            part = _MomentsPart(len(x), np.mean(x, 0, np.float64), np.var(x, 0, np.float64))
         if not np.isfinite(part.var).all():
             raise ValueError(f"Moments: a batch {x.shape} has values that are not finite, or too large to square")
         with _LOCK:
@@ -103,7 +103,7 @@ class Moments:
     def state_dict(self) -> dict[str, Any]:
         """rate, window; n [k], mean and var [k, *shape] of k parts: 0 or 1, windowed up to `window`; where rows are made ready
         for updates, the number of the newest, and the moments that are in use for it."""
-        arrays = {key: np.array([getattr(part, key) for part in self._parts], np.float64) for key in _Part._fields}
+        arrays = {key: np.array([getattr(part, key) for part in self._parts], np.float64) for key in _MomentsPart._fields}
         used = {"update_number": self._update_number, "used_mean": np.array(self.mean), "used_std": np.array(self.std)}
         return {"rate": self.rate, "window": self.window, **arrays, **(used if self._update_number >= 0 or self._behind else {})}
 
@@ -113,16 +113,16 @@ class Moments:
             if state[key] != getattr(self, key):
                 raise ValueError(f"Moments: the saved {key} is {state[key]}, expected {getattr(self, key)}: build them as saved")
         with _LOCK:
-            columns = (np.array(state[key]) for key in _Part._fields)
-            self._parts = tuple(_Part(float(n), m, v) for n, m, v in zip(*columns, strict=True))
+            columns = (np.array(state[key]) for key in _MomentsPart._fields)
+            self._parts = tuple(_MomentsPart(float(n), m, v) for n, m, v in zip(*columns, strict=True))
             self._use()
             self._update_number = state.get("update_number", -1)
             if "used_mean" in state:
                 self._total, self._behind = (np.array(state["used_mean"]), np.array(state["used_std"])), True
 
 
-def _merge(a: _Part, b: _Part, weight: float | None = None) -> _Part:
+def _merge(a: _MomentsPart, b: _MomentsPart, weight: float | None = None) -> _MomentsPart:
     """Moments of both, b with this weight; without, every row weighs the same."""
     w = b.n / (a.n + b.n) if weight is None else weight
     apart = b.mean - a.mean
-    return _Part(a.n + b.n, a.mean + w * apart, (1 - w) * a.var + w * b.var + w * (1 - w) * apart**2)
+    return _MomentsPart(a.n + b.n, a.mean + w * apart, (1 - w) * a.var + w * b.var + w * (1 - w) * apart**2)
