@@ -37,7 +37,7 @@ types: $(VENV)/.installed
 	@$(BIN)/mypy
 
 check: lint types
-	@$(BIN)/python -m pytest -q -x tests/test_layers.py tests/test_transport.py tests/test_robot.py
+	@$(BIN)/python -m pytest -q -x tests/test_layers.py tests/test_transport.py tests/run/test_robot.py
 
 # The sdist, the wheel made from it, installed in a venv of its own, and the tests from an empty folder: what a user gets.
 wheel-check: $(VENV)/.installed

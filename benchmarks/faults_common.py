@@ -111,7 +111,7 @@ def module_of(file: str) -> Any:
     spec = importlib.util.spec_from_file_location(f"card_{path.stem}", path)
     assert spec is not None and spec.loader is not None
     with ExitStack() as stack:
-        for where in (str(ROOT / "tests"), str(path.parent)):
+        for where in (str(ROOT / "tests" / "fakes"), str(path.parent)):
             sys.path.insert(0, where)
             stack.callback(sys.path.remove, where)
         module = importlib.util.module_from_spec(spec)

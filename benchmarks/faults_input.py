@@ -20,7 +20,7 @@ from benchmarks.faults_common import Line, folder, module_of
 
 def bad_messages(options: Any) -> Line:
     """An escape is anything but a WireError, or what `well_typed` refuses; `fuzz` ends at the first."""
-    wire = module_of("test_wire.py")
+    wire = module_of("drivers/test_messages.py")
     wanted = 10_000 if options.quick else 1_000_000
     tried, escapes = 0, []
     for seed in range(10):

@@ -7,7 +7,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from drivers.transport_fakes import Drift
+from transport_fakes import Drift
 
 from parl_like import OffPolicyHelper, Robot
 from parl_like.drivers.workers.processes import Processes

@@ -11,7 +11,7 @@ from time import sleep
 import numpy as np
 import pytest
 import torch
-from drivers.transport_fakes import (
+from transport_fakes import (
     BAD,
     ON_RAY,
     Drift,

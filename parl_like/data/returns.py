@@ -20,7 +20,7 @@ In all functions but `n_step_return`, which takes windows of rows as tensors, on
 Results are newly allocated, of the dtype of `rew` where that is float32, else float64; sums are kept in double. NumPy arrays in C
 order whose floats are all of that dtype are read where they are; anything else is copied first. Raised are ValueError where
 shapes differ, T is 0 or a number is out of its range, and TypeError where `last` is not bool. The tests hold each function
-against a slow twin, `tests/return_twins.py`.
+against a slow twin, `tests/fakes/return_twins.py`.
 """
 
 from __future__ import annotations

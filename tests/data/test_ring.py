@@ -4,9 +4,9 @@ import pickle
 
 import numpy as np
 import pytest
+from buffer_twins import RingReference
 from hypothesis import given
 from hypothesis import strategies as st
-from twins import RingReference
 
 from parl_like.data.buffers._rows import Ring
 from parl_like.values.spec import Spec, SpecError

@@ -3,9 +3,9 @@ way."""
 
 import numpy as np
 import pytest
+from buffer_twins import RowBlockReference
 from hypothesis import given
 from hypothesis import strategies as st
-from twins import RowBlockReference
 
 from parl_like.data.buffers._rows import RowBlock
 from parl_like.values.spec import Spec, SpecError

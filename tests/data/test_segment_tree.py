@@ -5,10 +5,10 @@ import pickle
 
 import numpy as np
 import pytest
+from buffer_twins import SegmentTreeReference
 from gil import let_others_run
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from twins import SegmentTreeReference
 
 from parl_like.data.buffers._segment_tree import SegmentTree
 

@@ -16,7 +16,7 @@ PAUSE_S = 4.0
 PROGRAM = dedent("""
     import select, sys
     from drivers.test_processes import replaying
-    from drivers.transport_fakes import Drift, Elementwise
+    from transport_fakes import Drift, Elementwise
     from parl_like import ComputationTask, Robot
     from parl_like.drivers.workers.processes import Processes
     from parl_like.drivers.ray.cluster import Ray

@@ -22,7 +22,7 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
-from drivers.transport_fakes import (
+from transport_fakes import (
     BAD,
     Drift,
     Elementwise,

@@ -21,8 +21,8 @@ import psutil
 import pytest
 import torch
 from drivers.test_processes import Broken, Cursed, Elementwise, Faulty, Fragile, Uneven, run_until_uneven
-from drivers.transport_fakes import BAD, Drift, Echo, Programmed, no_fork_server_stays, row, until, update  # noqa: F401 - a fixture
 from test_asking import Policy, Predictor
+from transport_fakes import BAD, Drift, Echo, Programmed, no_fork_server_stays, row, until, update  # noqa: F401 - a fixture
 
 from parl_like import OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms.ddpg import DDPG, TD3

@@ -9,7 +9,7 @@ from time import sleep
 import numpy as np
 import pytest
 import torch
-from drivers.transport_fakes import Drift, Echo, Learner, Programmed, echo_task, row, update
+from transport_fakes import Drift, Echo, Learner, Programmed, echo_task, row, update
 
 from parl_like import OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.drivers.workers.processes import Processes

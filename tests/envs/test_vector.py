@@ -21,8 +21,8 @@ import numpy as np
 import psutil
 import pytest
 from agent_fakes import Corridor, Recorder, robot_of, rows
-from drivers.transport_fakes import living
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
+from transport_fakes import living
 
 from parl_like import OffPolicyHelper, VectorAgent
 from parl_like.drivers.workers import processes

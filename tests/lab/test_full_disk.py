@@ -91,7 +91,7 @@ def test_a_real_limit_of_the_system_is_survived(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(f"""
         import resource, sys
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.path.insert(0, {str(Path(__file__).parents[1] / "fakes")!r})
         from lab_fakes import MODULE, FakeRobot, experiment
         from parl_like.lab import config, experiment as experiments, runner
 

@@ -418,7 +418,7 @@ def test_the_second_signal_leaves_at_once(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(f"""
         import signal, sys, time
-        sys.path.insert(0, {str(Path(__file__).parent)!r})
+        sys.path.insert(0, {str(Path(__file__).parents[1] / "fakes")!r})
         from lab_fakes import MODULE, FakeRobot, experiment, signal_here
         from parl_like.lab import config, experiment as experiments, runner
 

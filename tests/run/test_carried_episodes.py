@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from agent_fakes import a2c, ppo
-from drivers.transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
+from transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
 
 from parl_like import Agent, ComputationTask, Hook, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import A2C

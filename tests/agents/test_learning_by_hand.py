@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 from agent_fakes import ACT, POSITION, Corridor, a2c, dqn, robot_of
-from drivers.transport_fakes import (  # noqa: F401 - fixtures
+from transport_fakes import (  # noqa: F401 - fixtures
     OVER_RAY,
     Echo,
     connected,

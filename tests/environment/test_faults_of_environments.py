@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 import torch
 from agent_fakes import ACT, POSITION, Corridor, Log, Noisy, Plain, Recorder, dqn, ppo, robot_of, rows, same, weights
-from drivers.transport_fakes import BAD, Echo, echo_task, play, row
+from transport_fakes import BAD, Echo, echo_task, play, row
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent
 from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer

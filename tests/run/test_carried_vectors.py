@@ -5,8 +5,8 @@ from functools import partial
 import gymnasium as gym
 import pytest
 from agent_fakes import a2c
-from drivers.transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
 from test_carried_episodes import Clonable, Lottery, robot_of
+from transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
 
 from parl_like import ComputationTask, OnPolicyHelper, VectorAgent, create_algorithm_func
 from parl_like.algorithms import A2C

@@ -25,7 +25,7 @@ from agent_fakes import (
     same,
     weights,
 )
-from drivers.transport_fakes import until
+from transport_fakes import until
 
 from parl_like import (
     Agent,

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 from agent_fakes import a2c, dqn, ppo
-from drivers.transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
+from transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import IMPALA

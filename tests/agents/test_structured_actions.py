@@ -6,8 +6,8 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
-from drivers.transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Text, Tuple
+from transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
 
 from parl_like import (
     Agent,

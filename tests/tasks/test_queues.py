@@ -11,7 +11,7 @@ from time import perf_counter, sleep
 
 import numpy as np
 import pytest
-from drivers.transport_fakes import Learner, echo_task, play, row, update
+from transport_fakes import Learner, echo_task, play, row, update
 
 from parl_like.tasks.batch_rule import BatchRule
 from parl_like.tasks.tickets import INFINITE, Ticket

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from agent_fakes import Noisy, Plain, Recorder, a2c, dqn, ppo, spaces_of
-from drivers.transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
+from transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
 
 from parl_like import Agent, ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import DQN, PPO

@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from data.twins import sample_categorical_reference
+from buffer_twins import sample_categorical_reference
 
 from parl_like.learning.algorithm import Exponential, Linear
 from parl_like.learning.explorers import (
