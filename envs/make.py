@@ -405,7 +405,7 @@ class Layers:
         adapt: 3. Environment → gymnasium environment.
         limit: 4. (environment, steps or None) → environment with a time limit.
         wrap: 2. (environment, clip, rescale, wrappers) → wrapped environment.
-        host: 5. Where environments live: a kind of `make_vector_env`, or a `parl_like.envs.vector.Host`.
+        host: 5. Where environments live: a kind of `make_vector_env`, or a `parl_like.envs.vector.hosts.Host`.
         stack: 6. (env_fn, n, kind, **options) → vector environment. None: `make_vector_env`.
     """
 

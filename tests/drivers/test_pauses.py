@@ -20,7 +20,7 @@ PROGRAM = dedent("""
     from parl_like import ComputationTask, Robot
     from parl_like.drivers.workers.processes import Processes
     from parl_like.drivers.ray.cluster import Ray
-    from parl_like.environment.hooks import StopWhen
+    from parl_like.environment.stop_conditions import StopWhen
 
     def told(robot):
         if not told.learning and robot.metrics()["updates/RL"]:

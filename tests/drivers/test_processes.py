@@ -617,7 +617,7 @@ def test_workers_end_with_the_robots_process(number, tmp_path):
 
 ROBOT = """
 from drivers.test_processes import TWO, drifting, unrolling
-from parl_like.environment.hooks import StopAfterSteps
+from parl_like.environment.stop_conditions import StopAfterSteps
 
 if __name__ == "__main__":
     with drifting(TWO, unrolling) as robot:
