@@ -4,7 +4,7 @@ import random
 
 import numpy as np
 import pytest
-from drivers.transport_fakes import echo_task
+from transport_fakes import echo_task
 
 from parl_like.interfaces import Progress
 from parl_like.tasks.batch_rule import BatchRule
