@@ -106,7 +106,7 @@ class Burn(gym.Env[Any, Any]):
         return np.zeros(4, np.float32), 1.0, False, self.t == 1000, {}
 
 
-class Wait(Burn):
+class WaitingEnv(Burn):
     """Each step waits for `seconds`."""
 
     def __init__(self, seconds: float) -> None:
@@ -124,8 +124,9 @@ def uneven(rounds: int, steps: int) -> tuple[dict[str, Any], list[str]]:
         pace = cycle([0.010, 0.001, 0.001, 0.001])
         q = create_algorithm_func(MLPQ, {"obs": Burn.observation_space, "act": Burn.action_space, "hidden": [8]}, DQN, {})
         if options["driver"] == "threads":
-            return Robot(env=lambda: Wait(next(pace)), n_agents=WAITING, tasks={"RL": ComputationTask(q)}, seed=0, **options)
-        envs = make_vector_env(lambda: Wait(next(pace)), WAITING, "thread")
+            return Robot(env=lambda: WaitingEnv(next(pace)), n_agents=WAITING, tasks={"RL": ComputationTask(q)}, seed=0,
+                         **options)
+        envs = make_vector_env(lambda: WaitingEnv(next(pace)), WAITING, "thread")
         return Robot(env=lambda: envs, tasks={"RL": ComputationTask(q)}, seed=0, **options)
 
     def pace_of(**options: Any) -> float:

@@ -23,8 +23,8 @@ Request = TypeVar("Request")
 """A request with its reply: `parl_like.tasks.tickets.Ticket`."""
 
 
-class Progress(NamedTuple):
-    """Progress of a learning agent.
+class LearnerProgress(NamedTuple):
+    """LearnerProgress of a learning agent.
 
     Attributes:
         steps: Since its own last update.
@@ -250,7 +250,7 @@ class ActingAgent(AgentPort, Protocol):
 
     first_env: int
     learned_at: int
-    paced: Progress | None
+    paced: LearnerProgress | None
     rng: np.random.Generator
     on_bad_value: Literal["raise", "drop", "replace"]
     fault: Any
@@ -260,9 +260,9 @@ class ActingAgent(AgentPort, Protocol):
     def obey(self) -> None:
         """End the running episode, or wait, as the signal says."""
 
-    def pace(self) -> Progress: ...
+    def pace(self) -> LearnerProgress: ...
 
-    def progress(self) -> Progress: ...
+    def progress(self) -> LearnerProgress: ...
 
     def before_episode(self) -> None: ...
 

@@ -30,6 +30,7 @@ ROOMS = {
     "learning": ((0, 7, 8), "parl_like/learning/", "models, algorithms, optimiser steps, explorers"),
     "data": ((0, 8, 8), "parl_like/data/", "rows, buffers, transforms, returns, files"),
     "process": ((8, 8, 2), "parl_like/process/", "child processes"),
+    "interfaces": ((8, 7, 2), "parl_like/interfaces.py", "types of what they know of each other"),
     "values": ((0, 9, 10), "parl_like/values/", "batches, specs, actions, errors: what everything is made of"),
 }
 COLUMN, ROW, HEIGHT, MARGIN = 84, 92, 54, 12

@@ -11,7 +11,7 @@ from parl_like.agents.helper import AgentHelper
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.environment.face import EnvFace
 from parl_like.environment.process_guard import watched
-from parl_like.interfaces import Progress, RunPort
+from parl_like.interfaces import LearnerProgress, RunPort
 from parl_like.tasks.row_slots import Owner
 from parl_like.values.errors import AgentFailed, Interrupted, unknown
 from parl_like.values.spec import Array, SpecError
@@ -68,7 +68,7 @@ class Agent(Guarded):
         self._label = f"{label} {index}"
         self.helpers = Helpers(self._label)
         self.steps = self.bad_values = self.learned_at = 0
-        self.paced: Progress | None = None
+        self.paced: LearnerProgress | None = None
         self.needs_seed = True  # the next reset is seeded
         self.signal: str | None = None
         self.quota_steps: int | None = None
@@ -95,11 +95,11 @@ class Agent(Guarded):
         self.needs[task] = n
         return int(self.robot.tasks[task].places.claim(owner, n))
 
-    def pace(self) -> Progress:
+    def pace(self) -> LearnerProgress:
         """Steps since its last update, and whether a schedule has one due: what updates of others ask (`Rounds`)."""
-        return Progress(self.steps - self.learned_at, any(helper.due() for helper in self.helpers.values()))
+        return LearnerProgress(self.steps - self.learned_at, any(helper.due() for helper in self.helpers.values()))
 
-    def progress(self) -> Progress:
+    def progress(self) -> LearnerProgress:
         """Return `pace`, for who asks from any thread."""
         return self.paced or self.pace()
 

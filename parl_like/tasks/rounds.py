@@ -37,7 +37,7 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Sequence
 from typing import NamedTuple, Protocol
 
-from parl_like.interfaces import Progress
+from parl_like.interfaces import LearnerProgress
 from parl_like.tasks.queues import RequestQueue
 from parl_like.tasks.tickets import INFINITE, Ticket
 
@@ -48,7 +48,7 @@ class Learner(Protocol):
     @property
     def learns(self) -> bool: ...
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> LearnerProgress | None:
         """Return its progress; None: nobody of it acts."""
 
 
@@ -71,7 +71,7 @@ class Wait(NamedTuple):
 ROUND_DONE = RoundDone()
 
 
-def waits_for(steps: int, scheduled: bool, progress: Progress) -> bool:
+def waits_for(steps: int, scheduled: bool, progress: LearnerProgress) -> bool:
     """Return whether an update waits for a learning agent that acts.
 
     Args:

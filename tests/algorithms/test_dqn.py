@@ -75,8 +75,8 @@ def test_the_target_follows_every_few_steps_or_a_little_at_each():
     begin = algorithm.target.table.clone()
     algorithm.model.table.data += 1.0
 
-
     def update(algorithm, steps):
+        algorithm.updates_before = algorithm.updates  # as the task does
         algorithm.process(rows_of())
         algorithm.updates += steps
         algorithm.post_process(Batch())
@@ -142,6 +142,8 @@ def test_the_target_is_in_test_mode_while_the_network_learns():
     """Its dropout and its running statistics are those of a network that acts: the network's own, as of the last copy."""
 
     class Normed(Model):
+        has_modes = True
+
         def __init__(self):
             super().__init__(gym.spaces.Box(-1.0, 1.0, (3,), np.float32), gym.spaces.Discrete(ACTIONS))
             self.layer, self.norm = torch.nn.Linear(3, ACTIONS), torch.nn.BatchNorm1d(ACTIONS)

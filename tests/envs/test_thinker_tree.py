@@ -719,4 +719,4 @@ def test_kernels_release_the_gil(name):
         def call():
             m, k = (len(rows) for rows in tree.select(np.zeros(64, np.int64), np.zeros(64, np.int64))[1::4])
             tree.update((v[:m], v[:m], v[:m] > 1, logits[:m]), (v[:k], v[:k] > 1, v[:k], logits[:k]))
-    module(TESTS / "data" / "gil.py").let_others_run(call, 20_000, name)
+    module(TESTS / "fakes" / "gil.py").let_others_run(call, 20_000, name)

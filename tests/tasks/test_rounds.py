@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from transport_fakes import echo_task
 
-from parl_like.interfaces import Progress
+from parl_like.interfaces import LearnerProgress
 from parl_like.tasks.batch_rule import BatchRule
 from parl_like.tasks.rounds import ROUND_DONE, Rounds, Serve, Wait, waits_for
 from parl_like.tasks.tickets import INFINITE, Ticket
@@ -22,7 +22,7 @@ class Player:
         self.name, self.learns, self.state, self.steps, self.due = name, learns, "runs", 0, False
 
     def progress(self):
-        return Progress(self.steps, self.due)
+        return LearnerProgress(self.steps, self.due)
 
     def __str__(self):
         return self.name
@@ -144,7 +144,7 @@ class World:
 
 def test_whom_an_update_of_a_sync_round_waits_for():
     """Steps since its last update, and whether its own schedule has one due."""
-    paces = [Progress(9, False), Progress(9, True), Progress(10, False), Progress(10, True)]
+    paces = [LearnerProgress(9, False), LearnerProgress(9, True), LearnerProgress(10, False), LearnerProgress(10, True)]
     assert [waits_for(10, False, pace) for pace in paces] == [True, True, False, False]
     assert [waits_for(10, True, pace) for pace in paces] == [True, True, False, True]
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from parl_like.agents.agent import Agent
 from parl_like.drivers.messages import Kind, Message, WireError, pack, unpack, unpack_state
-from parl_like.interfaces import Progress
+from parl_like.interfaces import LearnerProgress
 from parl_like.process.child import RestartBudget, shielded
 from parl_like.tasks.row_slots import Owner
 from parl_like.values.spec import Array, Spec
@@ -88,9 +88,9 @@ class WorkerHandle:
         """Say whether an agent of it may come to learn before it is answered, for `parl_like.tasks.rounds`."""
         return bool(self.acting) or self.busy
 
-    def progress(self) -> Progress | None:
+    def progress(self) -> LearnerProgress | None:
         """Return that of its agents that learn and act, as of one; None: there are none."""
-        return Progress(self.acting[0], bool(self.acting[1])) if self.acting else None
+        return LearnerProgress(self.acting[0], bool(self.acting[1])) if self.acting else None
 
     def heard_turn(self, notes: Mapping[str, Any]) -> None:
         """It has taken in so many messages, and its agents wait again."""

@@ -30,15 +30,15 @@ from typing import Any, Literal, TextIO, TypedDict
 
 import msgspec
 
-from parl_like.values.user_calls import is_users
 from parl_like.data.storage.safe_files import check_plain, open_file, open_folder, remove
 from parl_like.data.storage.tree_encoding import versions
 from parl_like.lab.config import flat
-from parl_like.lab.yaml_text import dump_yaml, load_yaml
-from parl_like.lab.experiment import Name, ExperimentSource
+from parl_like.lab.experiment import ExperimentSource, Name
 from parl_like.lab.runs.lock import process_started
 from parl_like.lab.runs.outbox import Outbox, RunError
 from parl_like.lab.text import lines
+from parl_like.lab.yaml_text import dump_yaml, load_yaml
+from parl_like.values.user_calls import is_users
 
 _LOG = logging.getLogger("parl_like.warnings")
 
@@ -172,7 +172,8 @@ class RunDir:
         """Replaces fields of `run.json`."""
         self._write_info(msgspec.structs.replace(self.info(), **fields))
 
-    def restarted(self, command: Sequence[str], differs: Mapping[str, Any] | None = None, source: ExperimentSource | None = None) -> None:
+    def restarted(self, command: Sequence[str], differs: Mapping[str, Any] | None = None,
+                  source: ExperimentSource | None = None) -> None:
         """This process continues the run; a result that it had is no longer its own.
 
         Raises:

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from parl_like.lab import yaml_text
 from parl_like.lab import config as configs
-from parl_like.lab import user_experiments
+from parl_like.lab import user_experiments, yaml_text
 from parl_like.lab.config import ExperimentConfig, Workers
-from parl_like.lab.yaml_text import ConfigError
 from parl_like.lab.experiment import Experiment
 from parl_like.lab.foreign import Foreign
 from parl_like.lab.runs.rundir import RunDir
+from parl_like.lab.yaml_text import ConfigError
 
 RESUMABLE = frozenset({
     "total_steps", "device", "keep_checkpoints", "log_every_s", "eval_every", "eval_episodes", "stop_score", "tensorboard",
@@ -77,7 +76,8 @@ def to_resume(run: RunDir, overrides: Mapping[str, Any] | None, source: str) -> 
 
 
 def remember(run: RunDir) -> None:
-    """Remember that the user has run this, and need not type again what the configuration says of machines and to others' code."""
+    """Remember that the user has run this, and need not type again what the configuration says of machines and to others'
+    code."""
     user_experiments.remember_run(run.read("config.yaml"))
 
 
@@ -128,8 +128,8 @@ def _stored(run: RunDir, overrides: Mapping[str, Any], source: str, free: Set[st
         config: Any = configs.resolve(config_class, tree, overrides)
         if kept := getattr(there, "parts", {}):
             if "robot" not in stored:
-                raise ConfigError(f"{run.config_file} has {', '.join(list(kept)[:3])}, but no `robot`, which says what each setting "
-                                  "belongs to; put the file back as the run wrote it")
+                raise ConfigError(f"{run.config_file} has {', '.join(list(kept)[:3])}, but no `robot`, which says what each "
+                                  "setting belongs to; put the file back as the run wrote it")
             for key in config.parts.keys() - kept.keys():
                 was = [value for name, value in kept.items() if configs.ends_with(name, key) == ""]
                 if was != [config.parts[key]]:
