@@ -148,7 +148,7 @@ def test_learning_keeps_its_runs_in_a_file(tmp_path, monkeypatch, capsys):
 
 def test_a_run_of_the_peer_is_kept_for_its_settings_alone():
     from benchmarks.learning import CASES
-    from benchmarks.learning_peers import Linear
+    from benchmarks.learning_peers import LinearDecay
 
     def numbers(name, **changes):
         case = CASES[name]
@@ -158,9 +158,9 @@ def test_a_run_of_the_peer_is_kept_for_its_settings_alone():
     assert before != after and len(before) == 8
     before, after = numbers("iqn cartpole", build=CASES["c51 cartpole"].peer.build)
     assert before != after
-    same, other = numbers("ppo cartpole", settings={**CASES["ppo cartpole"].peer.settings, "learning_rate": Linear(2e-3)})
+    same, other = numbers("ppo cartpole", settings={**CASES["ppo cartpole"].peer.settings, "learning_rate": LinearDecay(2e-3)})
     assert same != other == numbers("ppo cartpole", settings={**CASES["ppo cartpole"].peer.settings,
-                                                              "learning_rate": Linear(2e-3)})[1]
+                                                              "learning_rate": LinearDecay(2e-3)})[1]
 
 
 def test_other_settings_of_the_peer_are_run_anew(tmp_path, monkeypatch):
