@@ -44,7 +44,7 @@ class Acting:
 
     def __init__(self, context: HelperContext, explorer: Explorer | None, row_format: RowFormat, transforms: Transforms,
                  in_step: bool) -> None:
-        self.context, self.format, self.transforms = context, row_format, transforms
+        self.context, self.comm, self.format, self.transforms = context, context.comm, row_format, transforms
         self.steps, self.random_until, self.random_steps = 0, 0.0, 0
         self.collecting: bool | str = False
         self.noise = None if explorer is None or explorer.noise is None else Noise(
@@ -69,7 +69,7 @@ class Acting:
         noise = self.noise
         if noise is not None:  # written out: a call would cost 3 % of a request
             values += (noise.left.pop() if noise.left else noise.draw(),)
-        ticket = self.context.comm.predict(values)
+        ticket = self.comm.predict(values)
         row = ticket.start
         if self._recurrent:
             self.state = tuple(part[row] for part in self._memory_of(ticket.out))
@@ -83,7 +83,7 @@ class Acting:
         return act
 
     def _predict_rows(self, values: tuple[Any, ...]) -> Any:
-        n, comm = len(self.context.lanes), self.context.comm
+        n, comm = len(self.context.lanes), self.comm
         if self.noise is not None:
             values += (self.noise.rows(n),)
         tickets = comm.predict_rows(values, n)
