@@ -1,12 +1,15 @@
-"""Words below the pictures of a film."""
+"""Films of episodes, with words below their pictures."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from parl_like.environment.factory import FILM_S, EnvSource, Film, NotDrawable, drawable, is_made, write_gif
+from parl_like.values.errors import AgentFailed
 from parl_like.values.spec import Array
 
 WIDTH = 320
@@ -32,3 +35,23 @@ def captioned(pictures: Sequence[Array], texts: Sequence[Sequence[str]]) -> list
             draw.text((MARGIN, image.height + MARGIN + i * LINE), line, fill="black", font=font)
         out.append(page)
     return out
+
+
+def filmed(path: str | Path, source: Any, watch: Callable[[Film, EnvSource], float]) -> float:
+    """Film what `watch` plays and write the film at `path`; return the episode's return.
+
+    Args:
+        watch: Plays an episode of an environment before a hook, and returns its return.
+
+    Raises:
+        NotDrawable: the environment does not draw itself.
+    """
+    film = Film()
+    try:
+        total = watch(film, source if is_made(source) else drawable(source))
+    except AgentFailed as error:
+        if isinstance(error.__cause__, NotDrawable):
+            raise error.__cause__ from None
+        raise
+    write_gif(path, captioned(film.pictures, film.texts), film.rate, FILM_S)
+    return total

@@ -19,16 +19,11 @@ from parl_like.agents.on_policy import OnPolicyHelper
 from parl_like.agents.row_counts import cut_remark
 from parl_like.data.storage.archive import read_archive, write_archive
 from parl_like.environment.factory import (
-    FILM_S,
     EnvSource,
-    Film,
-    NotDrawable,
     again,
-    drawable,
     factory_of,
     is_made,
     known,
-    write_gif,
 )
 from parl_like.environment.hooks import Hook, TraceHash, hooks_of, overridden
 from parl_like.environment.stop_conditions import StopAfterSteps, StopCondition
@@ -37,11 +32,11 @@ from parl_like.learning.span import follow_run
 from parl_like.run.agent_pool import AgentPool, DriverOptions
 from parl_like.run.diagnosis import refuse_divergence, unless_nobody_asks, why_never_learned
 from parl_like.run.evaluation import EPISODE_LIMIT, FILM_LIMIT, Episodes, epochs, evaluators, gather, greedy_action, scored
-from parl_like.run.film import captioned
+from parl_like.run.film import filmed
 from parl_like.run.robot_checks import check_arguments, check_film, check_tasks
 from parl_like.run.robot_state import acting_state, load_robot_state, robot_state
 from parl_like.tasks.task import ComputationTask, connect_tasks
-from parl_like.values.errors import AgentFailed, unknown
+from parl_like.values.errors import unknown
 from parl_like.values.user_calls import public
 
 log = logging.getLogger(__name__)
@@ -470,17 +465,8 @@ class Robot(AgentPool):
             ValueError: the environment does not draw itself, or there is none.
         """
         check_film(path)
-        source = self._evaluation_source(env)
-        film = Film()
-        try:
-            total = self.watch(film, seed=seed, env=source if is_made(source) else drawable(source), max_steps=max_steps,
-                               max_episode_steps=max_episode_steps)
-        except AgentFailed as error:
-            if isinstance(error.__cause__, NotDrawable):
-                raise error.__cause__ from None
-            raise
-        write_gif(path, captioned(film.pictures, film.texts), film.rate, FILM_S)
-        return total
+        return filmed(path, self._evaluation_source(env), lambda film, drawn: self.watch(
+            film, seed=seed, env=drawn, max_steps=max_steps, max_episode_steps=max_episode_steps))
 
     # ----------------------------------------------------------------------------------------------------------- observing
 
