@@ -44,7 +44,8 @@ class Acting:
 
     def __init__(self, context: HelperContext, explorer: Explorer | None, row_format: RowFormat, transforms: Transforms,
                  in_step: bool) -> None:
-        self.context, self.comm, self.format, self.transforms = context, context.comm, row_format, transforms
+        self.context, self.agent, self.comm = context, context.agent, context.comm
+        self.format, self.transforms = row_format, transforms
         self.steps, self.random_until, self.random_steps = 0, 0.0, 0
         self.collecting: bool | str = False
         self.noise = None if explorer is None or explorer.noise is None else Noise(
@@ -60,6 +61,9 @@ class Acting:
 
     def predict(self, obs: Any) -> Any:
         """Return the action for an observation, or for n of them; see `AgentHelper.predict`."""
+        agent = self.agent
+        if agent.signal is not None:
+            agent.obey()
         values = (obs,) if self._plain else self._transformed(obs) if self.changes else self.format.flat(obs, self.format.inputs)
         if self._recurrent:
             self.stored_state = self.state
