@@ -103,3 +103,11 @@ def one_torch_thread():
 def one_fork_server():
     """A new one imports for seconds, so it waits until the next test that has workers."""
     FORK_SERVER.idle = 3600.0
+
+
+@pytest.fixture
+def seeded():
+    """torch's global generator begins at 0 within the test, and is put back after it."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        yield

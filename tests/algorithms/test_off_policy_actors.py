@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from masked_pick import Pick
 
 from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import DDPG, MPO, OAC, QRSAC, REDQ, SAC, TD3, TQC, CrossQ, DroQ
@@ -278,28 +279,6 @@ def test_a_checkpoint_holds_all_of_them(make):
 
 
 # ------------------------------------------------------------------------------------------- beside another task, everywhere
-
-
-class Pick(gym.Env):
-    """The reward is what is shown of the action; one of three actions is not legal, which its observation says."""
-
-    observation_space = gym.spaces.Dict({"worth": gym.spaces.Box(0, 1, (3,), np.float32), "mask": gym.spaces.MultiBinary(3)})
-    action_space = gym.spaces.Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.shown(), {}
-
-    def shown(self):
-        self.obs = {"worth": self.np_random.random(3, np.float32), "mask": np.ones(3, np.int8)}
-        self.obs["mask"][self.np_random.integers(3)] = 0
-        return self.obs
-
-    def step(self, act):
-        assert self.obs["mask"][act]
-        rew, self.steps = float(self.obs["worth"][act]), self.steps + 1
-        return self.shown(), rew, False, self.steps == 20, {}
 
 
 MEMBERS = {

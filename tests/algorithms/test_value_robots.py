@@ -7,6 +7,7 @@ from functools import partial
 import gymnasium as gym
 import numpy as np
 import pytest
+from masked_pick import Pick
 
 from parl_like import ComputationTask, OffPolicyHelper, PrioritizedReplayBuffer, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import C51, DQN, FQF, IQN, MDQN, QRDQN, R2D2, REM, BootstrappedDQN, Rainbow
@@ -17,30 +18,6 @@ from parl_like.learning.factory import Shared
 from parl_like.models import MLPQ, MLPBootstrappedQ, MLPCategoricalQ, MLPFractionQ, MLPImplicitQ, RecurrentQ
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.values.batch_leaf import same
-
-
-class Pick(gym.Env):
-    """The reward is what is shown of the action; one of three actions is not legal, which its observation says, and in the last
-    state none is."""
-
-    observation_space = gym.spaces.Dict({"worth": gym.spaces.Box(0, 1, (3,), np.float32), "mask": gym.spaces.MultiBinary(3)})
-    action_space = gym.spaces.Discrete(3)
-
-    def reset(self, *, seed=None, options=None):
-        super().reset(seed=seed)
-        self.steps = 0
-        return self.shown(), {}
-
-    def shown(self):
-        self.obs = {"worth": self.np_random.random(3, np.float32), "mask": np.full(3, self.steps < 20, np.int8)}
-        self.obs["mask"][self.np_random.integers(3)] = 0
-        return self.obs
-
-    def step(self, act):
-        assert self.obs["mask"][act]
-        rew, self.steps = float(self.obs["worth"][act]), self.steps + 1
-        return self.shown(), rew, False, self.steps == 20, {}
-
 
 MEMBERS = {
     "DQN": (DQN, MLPQ, {}, {}), "MDQN": (MDQN, MLPQ, {}, {}),

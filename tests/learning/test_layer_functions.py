@@ -7,20 +7,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch_fakes import normal
 
 from parl_like.learning import layers
 from parl_like.learning.layers import UnbuiltError, orthogonal_, variance_scaling_
 
-
-@pytest.fixture(autouse=True)
-def seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
-def normal(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def number(name):

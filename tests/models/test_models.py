@@ -11,6 +11,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tuple
 from torch import nn
 from torch.distributions import Categorical, Normal
+from torch_fakes import normal
 
 from parl_like.models import (
     MLP,
@@ -42,15 +43,7 @@ PIXELS = Box(0, 255, (9, 8, 3), np.uint8)
 MASKED = Dict({"mask": MultiBinary(4), "x": OBS})
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
-
-
-def normal(*shape, seed=1):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def integers(high, *shape, seed=1, dtype=torch.int64):

@@ -47,11 +47,7 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        yield
+pytestmark = pytest.mark.usefixtures("seeded")
 
 
 def observations(space, *rows, seed=1):
