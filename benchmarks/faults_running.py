@@ -178,7 +178,7 @@ def load_held(options: Any) -> Line:
                         rates[faulty].append((robot.env_steps - before) / (monotonic() - begin))
 
             against(robot, work)
-            noticed = robot._driver.restarts + robot._driver.agent_restarts
+            noticed = robot.pool.driver.restarts + robot.pool.driver.agent_restarts
             expected = sum(n * (fault != "slow") + n * (fault == "reset") for fault,
                            n in made.items())  # a reset fails, and then a constructor
     without, share = fmean(rates[False]), fmean(rates[True]) / fmean(rates[False])
@@ -337,7 +337,7 @@ def records(options: Any) -> Line:
                     board[END] = 1  # which ends the run
 
             against(robot, work)
-            restarts = robot._driver.restarts
+            restarts = robot.pool.driver.restarts
         acknowledged = {}
         for file in path.glob("*.notes"):
             agent, pid = map(int, file.stem.split("."))

@@ -136,7 +136,7 @@ def weights(publish: bool, seconds: float = 3.0) -> dict[str, float]:
         partial(Still, gym.spaces.Box(-1, 1, (4,), np.float32)), tasks={"RL": ComputationTask(Heavy, serve="replica")},
         agent=partial(Watching, seconds, folder), n_agents=2, driver=Processes(workers=2), mode="async",
     ) as robot:
-        task, driver = robot.tasks["RL"], robot._driver
+        task, driver = robot.tasks["RL"], robot.pool.driver
         sent: dict[int, float] = {}
         copying: list[float] = []
 
@@ -344,7 +344,7 @@ def recovery() -> float:
     space = gym.spaces.Box(-1, 1, (4,), np.float32)
     with Robot(partial(Still, space), tasks={"RL": mlp()}, n_agents=AGENTS, driver=Processes(workers=2), mode="async") as robot:
         robot.run(StopAfterSteps(1000))
-        driver = robot._driver
+        driver = robot.pool.driver
         moments: list[float] = []
 
         def kill(robot: Any) -> bool:

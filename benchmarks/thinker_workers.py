@@ -44,10 +44,10 @@ class Contestant:
 
     def work(self) -> float:
         def cpu() -> tuple[float, float]:
-            own, link = process_time(), getattr(self.robot._driver, "link", None)
+            own, link = process_time(), getattr(self.robot.pool.driver, "link", None)
             if link is None:
                 return own, 0.0
-            times = [psutil.Process(link.pid(worker)).cpu_times() for worker in self.robot._driver.workers]
+            times = [psutil.Process(link.pid(worker)).cpu_times() for worker in self.robot.pool.driver.workers]
             return own, sum(t.user + t.system for t in times)
 
         (own, theirs), learned, begin = cpu(), self.robot.tasks["model"].rows_learned, perf_counter()

@@ -220,12 +220,13 @@ class AgentPort(Protocol):
     """An agent, as hooks and the run know it wherever it is.
 
     Attributes:
-        robot: The pool that it belongs to: of a robot, an evaluation or a worker.
+        pool: The agents that it belongs to. robot: Whose pool that is, as users know it.
         signal: What it shall do before its next step: 'stop', 'interrupt', 'park'; None: go on.
         quota_steps, quota_episodes: How many it still takes before it parks; None: no bound.
         needs: Task name → rows that it has claimed of it.
     """
 
+    pool: PoolPort
     robot: RunPort
     index: int
     n_envs: int
@@ -274,41 +275,27 @@ class ActingAgent(AgentPort, Protocol):
 
 
 class RunPort(Protocol):
-    """A pool, as its agents, environments, hooks and stop conditions know it.
-
-    Attributes:
-        env_steps, episodes: So far, all agents together. episodes_cut: That interruptions have cut off.
-        rows: Rows of on-policy tasks, `RowCounts`.
-        should_stop: Asked after every act with the pool; None: nothing ends this run.
-        remote: Whether the tasks are in another process.
-        told: What of the process environments have changed, and a warning has said so. idlers: Who asks and never steps.
-    """
-
-    env_steps: int
-    episodes: int
-    episodes_cut: int
-    should_stop: Callable[[Any], bool] | None
-    told: set[str]
-    idlers: list[Any]
-    remote: bool
-    rows: Any
+    """A robot, as its agents, hooks and stop conditions know it; of an evaluation its pool, and in a worker process a proxy."""
 
     @property
-    def common_seed(self) -> Any:
-        """Return what all pools of a robot have their seeds from."""
+    def env_steps(self) -> int:
+        """Return how many actions all agents have taken so far."""
 
     @property
-    def n_agents(self) -> int:
-        """Return how many there are in all; of a worker those of all workers."""
+    def episodes(self) -> int: ...
+
+    @property
+    def episodes_cut(self) -> int:
+        """Return how many episodes interruptions have cut off."""
+
+    @property
+    def recent_returns(self) -> Sequence[Any]: ...
 
     @property
     def mode(self) -> str: ...
 
     @property
     def driver_name(self) -> str: ...
-
-    @property
-    def driver(self) -> DriverPort[Any, Any, Any]: ...
 
     @property
     def tasks(self) -> Mapping[str, TaskPort]: ...
@@ -319,26 +306,67 @@ class RunPort(Protocol):
     @property
     def agents(self) -> Sequence[AgentPort]: ...
 
-    @property
-    def recent_returns(self) -> Sequence[Any]: ...
-
     def request_stop(self) -> None:
         """End the run: no agent takes another step."""
+
+
+class StatisticsPort(Protocol):
+    """Counts of what the agents of a pool have done, for those who add to them."""
+
+    env_steps: int
+    episodes_cut: int
+
+    def count_bad(self, text: str) -> None: ...
+
+    def count_episode(self, env: int, episode_return: Any, length: int, parts: Any = ()) -> None: ...
+
+    def count_rows(self, task: str, learned: int, dropped: int) -> None: ...
+
+
+class PoolPort(RunPort, Protocol):
+    """A pool of agents, as its agents, helpers and environments know it: of a robot, an evaluation or a worker process.
+
+    Attributes:
+        should_stop: Asked after every act with the robot; None: nothing ends this run.
+        remote: Whether the tasks are in another process.
+        told: What of the process environments have changed, and a warning has said so. idlers: Who asks and never steps.
+    """
+
+    should_stop: Callable[[Any], bool] | None
+    told: set[str]
+    idlers: list[Any]
+    remote: bool
+
+    @property
+    def robot(self) -> RunPort: ...
+
+    @property
+    def statistics(self) -> StatisticsPort: ...
+
+    @property
+    def driver(self) -> DriverPort[Any, Any, Any]: ...
+
+    @property
+    def common_seed(self) -> Any:
+        """Return what all pools of a robot have their seeds from."""
+
+    @property
+    def n_agents(self) -> int:
+        """Return how many there are in all; of a worker those of all workers."""
 
     def in_turn(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """Return `call` as agents call it: one at a time, whatever their threads do."""
 
     def tell(self, text: str) -> None: ...
 
-    def count_bad(self, text: str) -> None: ...
-
-    def count_episode(self, env: int, episode_return: Any, length: int, parts: Any = ()) -> None: ...
-
 
 class SpannedRun(RunPort, Protocol):
     """A run whose schedules end with it; `span` is a `Span`, None where there are no such schedules."""
 
     span: Any
+
+    @property
+    def pool(self) -> PoolPort: ...
 
     @property
     def tasks(self) -> Mapping[str, TrainedTask]: ...

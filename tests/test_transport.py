@@ -423,7 +423,7 @@ def test_stop_at_any_moment_ends_everybody_and_answers_everything(driver, mode):
         robot.run()
         timer.join()
         robot.request_stop()
-        robot._halt()  # a second stop has nothing to do
+        robot.pool.halt()  # a second stop has nothing to do
         assert [agent.asked for agent in robot.agents] == [agent.answered for agent in robot.agents]
         queues = (robot.wrappers["echo"].predictions, robot.wrappers["echo"].trainings)
         assert not any(queue.rows or queue.batches for queue in queues)
@@ -466,7 +466,7 @@ def test_ctrl_c_ends_the_run_cleanly(driver):
         prepare(agent)
     for _ in range(30):
         end_by_ctrl_c(robot.run, 0.002 + rng.random() * 0.006)
-        robot._halt()  # where the interruption struck before the run, or in its end
+        robot.pool.halt()  # where the interruption struck before the run, or in its end
         assert [agent.asked for agent in robot.agents] == [agent.answered for agent in robot.agents]
         assert not framework_threads()
     robot.close()
@@ -593,8 +593,8 @@ def test_a_round_ends_when_the_last_learner_ends(driver):
     task = echo_task(helper=lambda: Learner() if next(learning) else AgentHelper())
     with Robot(tasks={"echo": task}, agent=partial(Programmed, program), n_agents=2, driver=driver) as robot:
         for _ in range(3):
-            assert robot._advance()
-        assert len(robot._driver.agents) == 1
+            assert robot.pool.advance()
+        assert len(robot.pool.driver.agents) == 1
 
 
 # ------------------------------------------------------------------------------------------------------------- parameters (10)
@@ -662,12 +662,12 @@ def test_an_agent_id_is_registered_once_and_may_come_back():
     wrapper, agent = robot.wrappers["echo"], robot.agents[0]
     first = agent.helpers["echo"].comm
     with pytest.raises(ValueError, match=r"agent 0 already has a communicator of task 'echo'; close\(\) it first"):
-        wrapper.create_communicator(agent, robot._driver)
+        wrapper.create_communicator(agent, robot.pool.driver)
     first.close()
-    second = wrapper.create_communicator(agent, robot._driver)
+    second = wrapper.create_communicator(agent, robot.pool.driver)
     first.close()  # again: must not take its successor's place
     with pytest.raises(ValueError, match="already has"):
-        wrapper.create_communicator(agent, robot._driver)
+        wrapper.create_communicator(agent, robot.pool.driver)
     assert second.get(second.put_prediction(row(agent, 3)))["echo"].tolist() == [[0, 3]]
     assert sorted(wrapper.communicators) == ["agent 0", "agent 1"]
 
@@ -680,7 +680,7 @@ def test_agents_may_register_at_the_same_time():
     def register():
         for i in range(200):
             try:
-                made.append(wrapper.create_communicator(f"guest {i}", robot._driver))
+                made.append(wrapper.create_communicator(f"guest {i}", robot.pool.driver))
             except ValueError:
                 sleep(0)
 
@@ -923,7 +923,7 @@ def test_an_update_waits_for_an_agent_whose_own_is_being_made(learn_every):
             return True  # without a warmup, in the middle of which an agent that is ahead would pass by its first update
 
         def _learn(self):
-            driver, queue = self.agent.robot._driver, self.agent.robot.wrappers["RL"].trainings
+            driver, queue = self.agent.pool.driver, self.agent.robot.wrappers["RL"].trainings
             if self.agent.index == 1:
                 until(lambda: queue.rows or self.task.learns, what="the request of the other agent")
                 with driver.lock:

@@ -11,7 +11,7 @@ from parl_like.agents.helper import AgentHelper
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.environment.face import EnvFace
 from parl_like.environment.process_guard import watched
-from parl_like.interfaces import LearnerProgress, RunPort
+from parl_like.interfaces import LearnerProgress, PoolPort
 from parl_like.tasks.row_slots import Owner
 from parl_like.values.errors import AgentFailed, Interrupted, unknown
 from parl_like.values.spec import Array, SpecError
@@ -55,7 +55,7 @@ class Agent(Guarded):
         if on_bad_value is not None:
             self.on_bad_value = on_bad_value
 
-    def bind(self, robot: RunPort, index: int, rng: np.random.Generator, label: str = "agent") -> None:
+    def bind(self, pool: PoolPort, index: int, rng: np.random.Generator, label: str = "agent") -> None:
         """Called once, before anything else, by the pool that it belongs to: the robot, that of an evaluation, or that of a
         worker process."""
         if name := next((name for name in ("action_repeat", "max_episode_steps") if hasattr(self, name)), ""):  # options once
@@ -64,7 +64,7 @@ class Agent(Guarded):
         if self.on_bad_value not in ("raise", "drop", "replace") or (self.vector and self.on_bad_value != "raise"):
             rest = " of an agent with a vector environment; wrap the single ones" if self.vector else ", 'drop' or 'replace'"
             raise ValueError(f"{type(self).__name__}: on_bad_value is {self.on_bad_value!r}; expected 'raise'{rest}")
-        self.robot, self.index, self.rng = robot, index, rng
+        self.pool, self.robot, self.index, self.rng = pool, pool.robot, index, rng
         self._label = f"{label} {index}"
         self.helpers = Helpers(self._label)
         self.steps = self.bad_values = self.learned_at = 0
@@ -93,7 +93,7 @@ class Agent(Guarded):
         or closes its environment. For `join`: where agents are in workers, their rows are set aside before."""
         owner = self.owners[task] = Owner()  # the one before is gone, and its rows are free
         self.needs[task] = n
-        return int(self.robot.tasks[task].places.claim(owner, n))
+        return int(self.pool.tasks[task].places.claim(owner, n))
 
     def pace(self) -> LearnerProgress:
         """Steps since its last update, and whether a schedule has one due: what updates of others ask (`Rounds`)."""
@@ -106,7 +106,7 @@ class Agent(Guarded):
     def count_bad(self, text: str) -> None:
         """Counts a value that was dropped or replaced."""
         self.bad_values += 1
-        self.robot.count_bad(text)
+        self.pool.statistics.count_bad(text)
 
     # ------------------------------------------------------------------------------------------------------ what users write
 
@@ -116,11 +116,11 @@ class Agent(Guarded):
         if not helpers:
             raise AgentFailed(f"{self}: the robot has no task that could act; give it one, or write run_one_episode")
         if self.env is None:
-            robot = self.robot
-            robot.env_steps += 1  # a round of learning counts as a step, so that stop conditions work
-            if robot.should_stop is not None and robot.should_stop(robot):
-                robot.request_stop()
-            del robot  # an agent that waits must not hold it
+            pool = self.pool
+            pool.statistics.env_steps += 1  # a round of learning counts as a step, so that stop conditions work
+            if pool.should_stop is not None and pool.should_stop(self.robot):
+                pool.request_stop()
+            del pool  # an agent that waits must not hold it
             for helper in helpers:
                 if helper.learns:
                     helper.learn()
@@ -150,7 +150,7 @@ class Agent(Guarded):
         Raises:
             WrongCaller: another driver; use driver='threads', or mode='async'.
         """
-        self.robot.driver.start_thread(self, function)
+        self.pool.driver.start_thread(self, function)
 
     # ------------------------------------------------------------------------------------------------------- called by drivers
 
@@ -185,7 +185,7 @@ class Agent(Guarded):
                 return
             if self.signal == "interrupt":
                 self.signal = None
-                self.robot.driver.park(self)
+                self.pool.driver.park(self)
             before, done = done, self._doings()
             idle = idle + 1 if before == done else 0
             if idle == STUCK and self.env is not None:
@@ -206,7 +206,7 @@ class Agent(Guarded):
 
     def _doings(self) -> int:
         """Steps and requests so far, also other agents'."""
-        wrappers = self.robot.wrappers.values()
+        wrappers = self.pool.wrappers.values()
         return self.steps + sum(int(queue.counters.requests) for w in wrappers for queue in (w.predictions, w.trainings))
 
     def interrupt(self, carry: bool = False) -> None:
@@ -214,7 +214,7 @@ class Agent(Guarded):
         clone its state, the next reset goes on with the episode."""
         self.needs_seed = True
         if self.env is not None:
-            self.robot.episodes_cut += self.env.carry() if carry else self.env.n_open() if self.signal == "stop" else 0
+            self.pool.statistics.episodes_cut += self.env.carry() if carry else self.env.n_open() if self.signal == "stop" else 0
             self.env.end_episode()
 
     def cut(self, rows: Array | None = None) -> None:
@@ -225,20 +225,20 @@ class Agent(Guarded):
 
     def obey(self) -> None:
         """Acts on the signal, at a point where the agent's data is complete."""
-        self.robot.driver.check_caller(self)
-        if self.robot.driver.is_beside():  # which ends by its requests
+        self.pool.driver.check_caller(self)
+        if self.pool.driver.is_beside():  # which ends by its requests
             return
         while self.signal is not None:
             if self.signal != "park":
                 raise Interrupted
             self.signal = None
-            self.robot.driver.park(self)
+            self.pool.driver.park(self)
 
     def before_episode(self) -> None:
         """Parks while the agent has no episode left of its quota."""
         self.obey()
         while self.quota_episodes is not None and self.quota_episodes <= 0:
-            self.robot.driver.park(self)
+            self.pool.driver.park(self)
             self.obey()
 
     def state_dict(self) -> dict[str, Any]:

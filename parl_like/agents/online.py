@@ -44,7 +44,7 @@ class OnlineHelper(AgentHelper):
 
     def bind(self, context: HelperContext) -> None:
         super().bind(context)
-        task, model, driver = self.context.task, self.model, context.agent.robot.driver_name
+        task, model, driver = self.context.task, self.model, context.agent.pool.driver_name
         for wrong, there, mend in (
             (not isinstance(model, ArrayModel), type(model).__name__, "give the algorithm an ArrayModel"),
             (driver != "cooperative", f"driver {driver!r}", "use driver='cooperative'"),
@@ -144,7 +144,7 @@ class OnlineHelper(AgentHelper):
                 self._learn_row(None, obs, act, rew, obs_next, terminated, truncated, *marks)
         if not self.acting.steps % TURN:
             self.context.comm.wrapper.trainings.last_result = self._results()
-            self.context.agent.robot.driver.rest(self.context.agent)
+            self.context.agent.pool.driver.rest(self.context.agent)
 
     def _next_marks(self, ends: Any) -> tuple[Any, ...]:
         """Return where the row that is stored now stands in its lane."""
@@ -179,7 +179,7 @@ class OnlineHelper(AgentHelper):
     def _learn_row(self, next_act: Any, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any,
                    *marks: Any) -> None:
         if self._follows:
-            self.context.task.follow(self.context.agent.robot.env_steps)
+            self.context.task.follow(self.context.agent.pool.statistics.env_steps)
         if self._learner is not None:
             try:
                 self._result = self.context.task.learn_numbers(

@@ -45,7 +45,7 @@ class RowWriter:
         self.unmapped = self._to_env is None
         along = window.in_order or window.rows > 1 or acting.transforms.behind or getattr(buffer, "stack_num", 1) > 1
         self._player = OnePlayer(context.where) if along and not agent.vector else None
-        self._versioned = agent.robot.remote  # the parameters that act there may not be those that learn
+        self._versioned = agent.pool.remote  # the parameters that act there may not be those that learn
         numbers = range(agent.first_env, agent.first_env + len(lanes))  # `lanes` of workers begin at 0 in each
         self.marks = Marks([name for name in window.fields if name in MARKS], numbers)
         outputs = context.task.policy_specs if buffer is not None and (policy or not required) else ()
@@ -142,7 +142,7 @@ class RowWriter:
                              f"that action, {act!r} is another")
         # A task that learns from the actions of another has none, and stores none from here on; all helpers of a task send the
         # same fields.
-        for agent in self.context.agent.robot.agents:
+        for agent in self.context.agent.pool.agents:
             vars(agent.helpers[self.context.name])["store_policy"] = False
         return np.zeros(len(self._lane_numbers), np.float32) if self._vector else 0.0
 

@@ -122,7 +122,7 @@ class VectorFace(EnvFace):
         self._begins = True
         for i in np.flatnonzero(self._running).tolist():
             self.env_index = i
-            for call in map(self._agent.robot.in_turn, overridden(hooks, "pre_episode")):
+            for call in map(self._agent.pool.in_turn, overridden(hooks, "pre_episode")):
                 call(self._agent)
         self._begins = False
 
@@ -193,14 +193,14 @@ class VectorFace(EnvFace):
                 self.cut_short += int(over.sum())
                 self.quotas[over] = 1
         self.last = (obs, act, rew, terminated, truncated, info)
-        robot, k = agent.robot, int(counted.sum())
+        statistics, k = agent.pool.statistics, int(counted.sum())
         agent.steps += k
         self.time_steps += k
-        robot.env_steps += k
+        statistics.env_steps += k
         told = info.get("final_info", info) if self._ended.any() else {}
         for i in np.flatnonzero(self._ended).tolist():
             parts = told["return_parts"][i] if isinstance(told, dict) and "return_parts" in told else ()
-            robot.count_episode(agent.first_env + i, float(self._returns[i]), int(self._lengths[i]), parts)
+            statistics.count_episode(agent.first_env + i, float(self._returns[i]), int(self._lengths[i]), parts)
         for call in self._post_act:
             call(agent)
         self._ask_to_go_on(k)

@@ -60,7 +60,7 @@ class Span:
         if self.ends:
             for task in robot.tasks.values():
                 task.move_ends(self._key, self.ends)
-            robot.driver.move_ends(self._key, self.ends)
+            robot.pool.driver.move_ends(self._key, self.ends)
 
     def follow(self, robot: SpannedRun, steps: int | None, whole: bool) -> None:
         """See `follow_run`; `steps` are those of the robot's environments at the end of the run."""

@@ -1,6 +1,6 @@
 """AgentPool: agents with their environments and helpers, the wrappers they talk to, and the driver that runs them.
 
-A robot is a pool that trains; an evaluation and a worker process have pools of their own.
+A robot has a pool that trains; an evaluation and a worker process have pools of their own.
 """
 
 from __future__ import annotations
@@ -9,12 +9,11 @@ import logging
 import threading
 import warnings
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -24,26 +23,20 @@ from parl_like.agents.helper import AgentHelper
 from parl_like.agents.helper_checks import check_kind
 from parl_like.agents.helper_context import HelperContext
 from parl_like.agents.on_policy import OnPolicyHelper
-from parl_like.agents.row_counts import RowCounts, cut_remark
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
-from parl_like.data.transforms import Transforms
-from parl_like.environment.factory import EnvSource, is_made, make_one, note_of
+from parl_like.environment.factory import is_made, make_one, note_of
 from parl_like.environment.hooks import Hook, TraceHash
+from parl_like.interfaces import RunPort
 from parl_like.run.driver import Driver
-from parl_like.tasks.task import ComputationTask, Mode
+from parl_like.run.pool_options import DRIVERS, PoolOptions
+from parl_like.run.statistics import Counted, Statistics
+from parl_like.tasks.task import ComputationTask
 from parl_like.tasks.wrapper import ComputationWrapper
 from parl_like.values.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed, unknown
 from parl_like.values.spec import SpecError
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-
-DRIVERS = {
-    "cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver",
-    "processes": "parl_like.drivers.workers.processes:ProcessesDriver", "ray": "parl_like.drivers.ray.cluster:RayDriver",
-}
-"""Driver name → where its class is; loaded when a robot asks for it, so a driver's own dependencies are paid by its users
-only."""
 
 STOP_PATIENCE = 5.0
 """Seconds that the end of a run waits for agents that are busy in their environments."""
@@ -53,15 +46,6 @@ DRAIN_PATIENCE = 10.0
 
 SOUND = (AgentFailed, TaskFailed, NotEnoughRows, SpecError, KeyboardInterrupt)
 """Errors that name what failed already."""
-
-
-class DriverOptions(Protocol):
-    """A driver with options, such as `parl_like.drivers.workers.processes.Processes`, in place of its name."""
-
-    name: str
-
-    def place(self, tasks: Mapping[str, ComputationTask]) -> Mapping[str, ComputationTask]:
-        """The tasks where this driver has them; not built yet."""
 
 
 class OneThread:
@@ -75,11 +59,11 @@ class OneThread:
         """Raises RuntimeError where another thread runs them, or began with agents that can only go on there."""
         pool = self._pool
         if not self._runs.acquire(blocking=False):
-            pool._driver.refuse_agents()
+            pool.driver.refuse_agents()
             raise RuntimeError(f"thread {self._runner.name!r} runs this robot; only one thread at a time may run, save or close "
                                "it. To end the run from another one call request_stop()")
         here = threading.current_thread()
-        if pool._started and pool.driver_name == "cooperative" and self._runner is not here:
+        if pool.started and pool.driver_name == "cooperative" and self._runner is not here:
             if not pool._waits:
                 self._runs.release()
                 raise RuntimeError(f"thread {self._runner.name!r} has begun with the agents of this robot, and greenlets cannot "
@@ -92,96 +76,138 @@ class OneThread:
         self._runs.release()
 
 
-class AgentPool:
-    """See above. What agents may ask of it while they run: its counters, `buffers`, `wrappers`, and `request_stop`."""
+class AgentPool(Counted):
+    """See above. What agents may ask of it while they run: `statistics`, `buffers`, `wrappers`, and `request_stop`.
+
+    Args:
+        robot: Returns whom agents, hooks and stop conditions know the pool by; None: the pool itself.
+
+    Attributes:
+        told: What environments changed, and a warning has said so.
+        idlers: Agents that ask and never step, as was told.
+        notes: What environments say of themselves, see `note_of`.
+        learners: Task whose helpers learn → the first of them.
+        should_stop: The stop condition of the run, asked after every act.
+        borrowed: Whether the environment belongs to somebody who will use it after this pool is closed.
+        observing: The thread in which a hook or a stop condition is called, where agents have threads.
+    """
 
     remote = False
     """True where the tasks are in another process."""
-    closed = False
-    """True once `close` was called: it acts no more, and its tasks are free for another robot."""
-    trace: TraceHash | None = None
-    """A digest of what happens to every agent; None: nobody asked for one."""
 
-    def __init__(
-        self, tasks: Mapping[str, ComputationTask], env: EnvSource, agent: Callable[[], Agent], n_agents: int,
-        seed: np.random.SeedSequence, driver: str | DriverOptions, sync: bool, mode: Mode, label: str = "agent",
-        transforms: Mapping[str, Transforms] | None = None, told: set[str] | None = None,
-    ) -> None:
-        self.tasks = dict(tasks)
-        options = [] if isinstance(driver, str) else [driver]
-        self.driver_name, self.sync, self.mode = driver if isinstance(driver, str) else driver.name, sync, mode
-        # Agents' threads add to these without a lock: CPython changes threads only after calls and jumps, never within a `+=`.
-        # The value of a call (next() of a counter) could be stored late, over a larger one.
-        self.env_steps = self.episodes = self.bad_values = 0
-        self.episodes_cut = 0  # that interruptions have cut off
-        self.ended_once: set[int] = set()  # numbers of environments that have ended an episode
-        self._told_cuts = False
-        self._bad_so_far = 0  # a worker's `bad_values` are counted off
-        self.told: set[str] = set() if told is None else told  # what environments changed, and a warning has said so
-        self.idlers: list[Agent] = []  # who asks and never steps, as was told
-        self.notes: list[str] = []  # what environments say of themselves, see `note_of`
-        self.rows = RowCounts(warns=not self.remote)  # of workers the robot's process warns
-        self.recent_returns: deque[Any] = deque(maxlen=100)
-        self.recent_lengths: deque[int] = deque(maxlen=100)
-        self.recent_parts: deque[Any] = deque(maxlen=100)
+    def __init__(self, options: PoolOptions, robot: Callable[[], RunPort | None] | None = None,
+                 statistics: Statistics | None = None) -> None:
+        self.options, self.tasks, self.mode = options, dict(options.tasks), options.mode
+        self.statistics = Statistics() if statistics is None else statistics
+        self._robot: Callable[[], RunPort | None] = weakref.ref(self) if robot is None else robot
+        self.told: set[str] = set() if options.told is None else options.told
+        self.idlers: list[Agent] = []
+        self.notes: list[str] = []
         self.should_stop: Callable[[Any], bool] | None = None
-        self._learners: dict[str, AgentHelper] = {}  # of tasks whose helpers learn, the first one
+        self.learners: dict[str, AgentHelper] = {}
         self._run_hooks: list[Hook] = []
         self._last_hooks: list[Hook] = []  # of the run before
         self._new_hooks: list[Hook] = []
         self._error: BaseException | None = None
-        self.stop_requested = False
+        self.stop_requested = self.closed = self.borrowed = False
         self.buffers: dict[str, ReplayBuffer] = {}
-        self.transforms = dict(transforms or {})
-        self._driver = self._make_driver(*options)
-        self.observing: int | None = None  # the thread in which a hook or a stop condition is called, where agents have threads
-        self._observers = None if self._driver.lock is None else threading.RLock()
-        self._started = False
-        self._one_thread = OneThread(self)
-        self._unsound = False  # something has begun that Ctrl-C may have struck in the middle: a start, an iteration, a halt
+        self.transforms = dict(options.transforms or {})
+        self.driver = self._make_driver()
+        self.observing: int | None = None
+        self._observers = None if self.driver.lock is None else threading.RLock()
+        self.started = False
+        self.one_thread = OneThread(self)
+        self.unsound = False  # something has begun that Ctrl-C may have struck in the middle: a start, an iteration, a halt
         self._waits = False  # whether the agents wait since the end of a run
         self._paused = False  # whether the driver was paused and has not gone on
         self._forsaken: weakref.finalize[Any, Any] | None = None
         self._freed: dict[str, list[range]] = {}  # lanes of agents that have left, by task
         self._n_envs = 0  # of all agents so far
-        self._borrowed = False  # whether the environment belongs to somebody who will use it after this pool is closed
-        self._make_agent, self._env, self._seeds, self._label = agent, env, seed, label
         self.agents: list[Agent] = []
         self.wrappers: dict[str, ComputationWrapper] = {}
-        self.agents = self._driver.make_agents(self, n_agents)
-        self._observe()
 
-    def _observe(self, *more: Hook) -> None:
+    def fill(self, n: int) -> None:
+        """Make the first `n` agents."""
+        self.agents += self.driver.make_agents(self, n)
+        self.observe()
+
+    def add(self, n: int) -> list[Agent]:
+        """Lets `n` more agents join, whose episodes begin with the next iteration; returns them."""
+        new = self.make_agents(n)
+        self.agents += new
+        self.observe()
+        return new
+
+    def remove(self, agent: Agent) -> None:
+        """Lets an agent leave, between two iterations, and closes its environment."""
+        self.agents.remove(agent)
+        self.statistics.ended_once -= set(range(agent.first_env, agent.first_env + agent.n_envs))
+        for name, helper in agent.helpers.items():
+            helper.comm.close()
+            if helper.buffer is not None:
+                self._freed.setdefault(name, []).append(helper.lanes)
+        if agent.env is not None:
+            self.statistics.departed_time_steps += agent.env.time_steps
+            agent.env.close()
+
+    @property
+    def robot(self) -> RunPort:
+        """Return the robot of this pool, or the pool itself: what agents, hooks and stop conditions are given."""
+        robot = self._robot()
+        assert robot is not None  # it holds its pool
+        return robot
+
+    @property
+    def driver_name(self) -> str:
+        """The name under which `DRIVERS` has its driver."""
+        driver = self.options.driver
+        return driver if isinstance(driver, str) else driver.name
+
+    @property
+    def sync(self) -> bool:
+        """True: all agents unroll, then the tasks train."""
+        return self.options.sync
+
+    @property
+    def trace(self) -> TraceHash | None:
+        """A digest of what happens to every agent; None: nobody asked for one."""
+        return self.options.trace
+
+    def observe(self, *more: Hook) -> None:
         """Hooks hear of the agents' stages: those of the run, the trace, and `more` for now."""
         hooks = [] if self._waits else [*self._run_hooks, *([] if self.trace is None else [self.trace]), *more]
         for agent in self.agents:
             if agent.env is not None:
                 agent.env.observe(hooks)
 
-    def _hear(self, hooks: Sequence[Hook]) -> None:
+    def hear(self, hooks: Sequence[Hook]) -> None:
         """Sets the hooks of a run."""
         known, self._last_hooks = self._last_hooks, list(hooks)
         self._new_hooks = [hook for hook in hooks if all(hook is not other for other in known)]
         self._run_hooks = list(hooks)
-        self._observe()
+        self.observe()
 
-    def _connect_hooks(self) -> None:
+    def connect_hooks(self) -> None:
         """Hooks that the run before did not have hear PRE_EPISODE of the episodes that go on."""
         new, self._new_hooks = self._new_hooks, []
         for agent in self.agents:
             if new and agent.env is not None:
                 agent.env.connect_hooks(new)
 
+    def forget_hooks(self) -> None:
+        """Ends what `hear` has begun."""
+        self._run_hooks = []
+        self.observe()
+
     @contextmanager
     def hooked(self, hooks: Sequence[Hook]) -> Iterator[None]:
         """Inside it these are the hooks of the run."""
-        self._hear(hooks)
-        self._connect_hooks()
+        self.hear(hooks)
+        self.connect_hooks()
         try:
             yield
         finally:
-            self._run_hooks = []
-            self._observe()
+            self.forget_hooks()
 
     def in_turn(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """`call`, a hook's method or a stop condition, as agents call it: one at a time, whatever their threads do, for those who
@@ -202,7 +228,8 @@ class AgentPool:
 
     # ------------------------------------------------------------------------------------------------------ making agents
 
-    def _make_driver(self, *options: DriverOptions) -> Driver:
+    def _make_driver(self) -> Driver:
+        options = [] if isinstance(self.options.driver, str) else [self.options.driver]
         if self.driver_name not in DRIVERS:
             raise ValueError(unknown("driver", self.driver_name, DRIVERS))
         module, name = DRIVERS[self.driver_name].split(":")
@@ -216,11 +243,6 @@ class AgentPool:
         return make(self.sync, agent_failed, *options)
 
     @property
-    def driver(self) -> Driver:
-        """Return the driver, which runs the agents."""
-        return self._driver
-
-    @property
     def n_agents(self) -> int:
         """Return how many agents there are in all; in a worker those of all workers."""
         return len(self.agents)
@@ -228,11 +250,11 @@ class AgentPool:
     @property
     def common_seed(self) -> Any:
         """Return the seed from which all pools of a robot, those of its workers too, have their seeds."""
-        return self._seeds.entropy
+        return self.options.seed.entropy
 
     def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
         """Index and seed of each of `n` new agents."""
-        return list(enumerate(self._seeds.spawn(n), self.agents[-1].index + 1 if self.agents else 0))
+        return list(enumerate(self.options.seed.spawn(n), self.agents[-1].index + 1 if self.agents else 0))
 
     def make_agents(self, n: int) -> list[Agent]:
         """`n` new agents with environments and, for every task, helpers. They are not among `agents` yet."""
@@ -245,7 +267,7 @@ class AgentPool:
     def make_example(self) -> Agent:
         """An agent that is closed already, for drivers whose agents are made elsewhere: making it tells the wrappers what the
         agents will ask, and finds a mistake before a process is started."""
-        if is_made(self._env):
+        if is_made(self.options.env):
             raise ValueError(f"Robot: an environment itself cannot go to a worker process; driver={self.driver_name!r} needs a "
                              "factory (`lambda: gym.make(...)`) or an id")
         like = self._make_member(-1, np.random.SeedSequence(0))
@@ -261,15 +283,15 @@ class AgentPool:
         return like
 
     def _make_member(self, index: int, seed: np.random.SeedSequence) -> Agent:
-        member = self._make_agent()
+        member = self.options.agent()
         if not isinstance(member, Agent):
             raise TypeError(f"Robot: agent() gave {type(member).__name__}; expected an Agent")
         if hasattr(member, "robot"):
             raise ValueError(f"Robot: agent() gave one {type(member).__name__} several times; expected a new one at every call, "
                              "such as its class")
-        member.bind(self, index, np.random.default_rng(seed), self._label)
-        if self._env is not None:
-            member.join(partial(make_one, self._env))
+        member.bind(self, index, np.random.default_rng(seed), self.options.label)
+        if self.options.env is not None:
+            member.join(partial(make_one, self.options.env))
             if (note := note_of(member.env)) and note not in self.notes:
                 self.notes.append(note)
         member.first_env = self._first_env(member)
@@ -298,12 +320,12 @@ class AgentPool:
             self._open(name, task, first, n_lanes, stores and training)
         wrapper, buffer = self.wrappers[name], self.buffers.get(name) if training else None
         if training and first.learns:
-            self._learners.setdefault(name, first)
+            self.learners.setdefault(name, first)
         if training and isinstance(first, OnPolicyHelper):
-            self.rows.add_task(name)
+            self.statistics.rows.add_task(name)
         chain = self.transforms.setdefault(name, first.transforms)
         for agent, helper, seed in zip(agents, helpers, seeds, strict=True):
-            communicator = wrapper.create_communicator(agent, self._driver)
+            communicator = wrapper.create_communicator(agent, self.driver)
             lanes, lane = range(lane, lane + agent.n_envs), lane + agent.n_envs
             rng = np.random.default_rng(seed)
             helper.bind(HelperContext(name, agent, communicator, lanes, buffer, rng, self.mode, self.sync, chain))
@@ -312,9 +334,9 @@ class AgentPool:
 
     def _open(self, name: str, task: ComputationTask, helper: AgentHelper, n_lanes: int, stores: bool) -> None:
         """A task's wrapper and, where its helpers store rows, the buffer that they share."""
-        lock = self._driver.lock
+        lock = self.driver.lock
         if stores:
-            number, root = list(self.tasks).index(name), self._seeds
+            number, root = list(self.tasks).index(name), self.options.seed
             seed = np.random.SeedSequence(entropy=root.entropy, spawn_key=(*root.spawn_key, 1_000_000 + number))
             buffer = helper.make_buffer(n_lanes, np.random.default_rng(seed))
             if buffer is not None:
@@ -326,8 +348,8 @@ class AgentPool:
         if self.sync and wrapper.trainings.rule.when_full == "drop_oldest":
             raise ValueError(f"Robot: task {name!r} drops the oldest requests of a full queue, but in sync mode every agent "
                              "waits for its own; use when_full='block', or mode='async'")
-        known = weakref.proxy(self)
-        wrapper.trainings.env_steps = lambda: known.env_steps
+        statistics = self.statistics
+        wrapper.trainings.env_steps = lambda: statistics.env_steps
         self.wrappers[name] = wrapper
 
     def _new_lanes(self, name: str, n: int) -> int:
@@ -348,42 +370,19 @@ class AgentPool:
         """Something that the user should know while it goes on."""
         log.warning("%s", text)
 
-    def count_episode(self, env: int, episode_return: Any, length: int, parts: Any = ()) -> None:
-        """An episode has ended in the environment of this number (`Agent.first_env`); `parts` are the sums of the rewards that a
-        weighted one is made of."""
-        self.ended_once.add(env)
-        if len(parts):
-            self.recent_parts.append(np.array(parts, np.float64))
-        self.recent_returns.append(episode_return)
-        self.recent_lengths.append(length)
-        self.episodes += 1
-
-    def count_bad(self, text: str) -> None:
-        """A value of an environment was dropped or replaced; the log has the robot's 1st, 2nd, 4th, 8th …, so that it stays
-        small."""
-        self.bad_values += 1
-        self._bad_so_far += 1
-        if not self._bad_so_far & (self._bad_so_far - 1):
-            log.warning("%s; bad values so far: %d", text, self._bad_so_far)
-
     def take_over(self, notes: Mapping[str, Any]) -> None:
         """Take over what the pool of a worker has counted beside its steps, and said."""
-        self.bad_values += notes.get("bad", 0)
-        self.episodes_cut += notes.get("cuts", 0)
+        self.statistics.bad_values += notes.get("bad", 0)
+        self.statistics.episodes_cut += notes.get("cuts", 0)
         for text in notes.get("said", "").splitlines():
             self.tell(text)
-
-    def _tell_cuts(self) -> None:
-        if not self._told_cuts and (text := cut_remark(self.episodes_cut, self.episodes)):
-            self._told_cuts = True
-            log.warning(text)
 
     def request_stop(self) -> None:
         """Ends the run: no agent takes another step, each waits where it is."""
         self.stop_requested = True
         for agent in self.agents:
             agent.signal = agent.signal or "park"
-        self._driver.request_stop()
+        self.driver.request_stop()
 
     def _agent_failed(self, agent: Agent, error: BaseException) -> None:
         """An agent, or a task while it served this agent's update, has raised: the first error ends the run."""
@@ -403,79 +402,79 @@ class AgentPool:
     def _uninterrupted(self, call: Callable[[], T]) -> T:
         """`call()`, which leaves agents in a state that nothing else understands where Ctrl-C strikes inside: then they all end
         before the next thing is done."""
-        self._driver.refuse_agents()
-        with self._one_thread:
-            if self._unsound:
-                self._halt()
-            self._unsound = True
+        self.driver.refuse_agents()
+        with self.one_thread:
+            if self.unsound:
+                self.halt()
+            self.unsound = True
             if self._waits:
                 self._end_wait()
             try:
                 result = call()
             except Exception:
-                self._unsound = False
+                self.unsound = False
                 raise
-            self._unsound = False
+            self.unsound = False
         return result
 
-    def _refuse_closed(self, what: str) -> None:
+    def refuse_closed(self, what: str) -> None:
         if self.closed:
             raise RuntimeError(f"{what}: this robot was closed, and its environments with it; make a new one (`load` takes what "
                                "`save` wrote), and close() or leave `with` when you are done with it")
 
-    def _ensure_started(self) -> None:
-        if not self._started:
-            self._started = True  # first: what has started when Ctrl-C strikes must be halted
-            self._driver.start(self.agents, list(self.wrappers.values()))
+    def ensure_started(self) -> None:
+        if not self.started:
+            self.started = True  # first: what has started when Ctrl-C strikes must be halted
+            self.driver.start(self.agents, list(self.wrappers.values()))
 
-    def _rest(self) -> None:
+    def rest(self) -> None:
         """A run is over: its agents wait where they are for the next one. Meanwhile nothing that they hold holds the robot, for
         no garbage collector sees what a greenlet or a thread holds that waits."""
         if self._uninterrupted(self._pause):
-            self._halt(patience=1.0)  # who is late does not wait, so nobody does
+            self.halt(patience=1.0)  # who is late does not wait, so nobody does
             return
         self._waits = self._paused = True
-        self._known_as(weakref.proxy(self))
-        self._observe()
+        self._known_as(weakref.proxy(self), weakref.proxy(self.robot))
+        self.observe()
         if self._forsaken is None:
-            self._forsaken = weakref.finalize(self, self._driver.forsake)
+            self._forsaken = weakref.finalize(self.robot, self.driver.forsake)
 
     def _pause(self) -> list[Any]:
         self.request_stop()  # also where a rule between two iterations has ended the run
-        late = self._driver.pause(STOP_PATIENCE)
+        late = self.driver.pause(STOP_PATIENCE)
         self.stop_requested = False
         return late
 
     def _end_wait(self) -> None:
         self._waits = False
-        self._known_as(self)
-        self._observe()
+        self._known_as(self, self.robot)
+        self.observe()
 
-    def _known_as(self, pool: AgentPool) -> None:
-        """Sets what the agents and the driver know this pool by: itself, or a weak proxy."""
-        self._driver.pool = pool
+    def _known_as(self, pool: AgentPool, robot: RunPort) -> None:
+        """Sets what the agents and the driver know this pool and its robot by: themselves, or weak proxies."""
+        self.driver.pool = pool
         for agent in self.agents:
-            agent.robot = pool
+            agent.pool, agent.robot = pool, robot
 
     def _leave_waiting(self) -> None:
         """Agents that wait in greenlets of another thread cannot go on in this one: their episodes end here, as at a
         checkpoint, and begin anew."""
         self._end_wait()
-        self._started = self._paused = False
-        self._driver.forsake()
+        self.started = self._paused = False
+        self.driver.forsake()
         for agent in self.agents:
             agent.interrupt(carry=True)
-        self._settle()
+        self.settle()
 
-    def _advance(self) -> bool:
+    def advance(self) -> bool:
         """One iteration of the driver; raises what an agent or a task raised."""
         went_on = self._uninterrupted(self._go_on)
-        self._raise()
+        self.raise_error()
         return went_on
 
     def _go_on(self) -> bool:
-        self._ensure_started()
-        driver = self._driver
+        self.ensure_started()
+        driver = self.driver
         if self._paused:
             self._paused = False
             driver.go_on()
@@ -485,29 +484,28 @@ class AgentPool:
             driver.resume(sorted(able, key=lambda agent: agent.index))
         return driver.iterate()
 
-    def _raise(self) -> None:
+    def raise_error(self) -> None:
         if self._error is not None:
             error, self._error = self._error, None
-            self._halt()
-            self._error = None  # what hooks raised while the agents ended; the first error is the one to report
+            self.abandon()
             raise error
 
-    def _cut(self, patience: float | None = None) -> None:
+    def cut(self, patience: float | None = None) -> None:
         """Ends all open episodes. Requests that are waiting are served first, so no reply and no update is lost.
 
         Raises:
             RuntimeError: an agent is still busy in its environment after `patience` seconds.
         """
         self._uninterrupted(partial(self._interrupt, patience))
-        self._raise()
+        self.raise_error()
 
     def _interrupt(self, patience: float | None) -> None:
-        if self._started and (late := self._driver.halt(self.agents, "interrupt", patience)):
+        if self.started and (late := self.driver.halt(self.agents, "interrupt", patience)):
             raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: "
                                f"{', '.join(map(str, late))}")
-        self._settle()
+        self.settle()
 
-    def _settle(self) -> None:
+    def settle(self) -> None:
         """After an interruption: takes over the updates that nobody has waited for. The next resets are seeded."""
         for agent in self.agents:
             try:
@@ -517,17 +515,17 @@ class AgentPool:
                 self._agent_failed(agent, error)
             agent.needs_seed = True
 
-    def _halt(self, carry: bool = False, patience: float = STOP_PATIENCE) -> None:
+    def halt(self, carry: bool = False, patience: float = STOP_PATIENCE) -> None:
         """All agents end; open requests are answered with `Stopped`. The pool may start again, and with `carry` go on with the
         episodes that are held."""
-        with self._one_thread:
+        with self.one_thread:
             late: list[Any] = []
-            self._unsound = True
+            self.unsound = True
             if self._waits:
                 self._end_wait()
-            if self._started:
-                self._driver.halt(self.agents, "stop")
-                late = self._driver.join(patience)
+            if self.started:
+                self.driver.halt(self.agents, "stop")
+                late = self.driver.join(patience)
             for agent in self.agents:
                 agent.signal = "stop" if agent in late else None
                 agent.quota_steps = agent.quota_episodes = None
@@ -535,14 +533,19 @@ class AgentPool:
                     agent.env.carried = None
                 for helper in agent.helpers.values():
                     helper.forget_pending()
-            self._driver.stopping = False
-            self._driver.parked.clear()
-            self._driver.reopen()
+            self.driver.stopping = False
+            self.driver.parked.clear()
+            self.driver.reopen()
             self.stop_requested = False
-            self._started = self._unsound = self._paused = False  # last: until here the next call begins once more
+            self.started = self.unsound = self._paused = False  # last: until here the next call begins once more
         if late:  # last, for the user may have made an error of warnings
             warnings.warn(f"still busy {STOP_PATIENCE:g} s after the stop: {', '.join(map(str, late))}", RuntimeWarning,
                           stacklevel=3)
+
+    def abandon(self) -> None:
+        """All agents end after an error, which is the one to report: others, of hooks meanwhile, are not."""
+        self.halt()
+        self._error = None
 
     def __enter__(self) -> Self:
         return self
@@ -560,18 +563,18 @@ class AgentPool:
             RuntimeError: with `drain`, an environment that does not come back within 10 s. All is closed then all the same.
             TaskFailed: with `drain`, what a task raised.
         """
-        cut = self.episodes_cut
+        cut = self.statistics.episodes_cut
         try:
             if drain:
-                self._cut(DRAIN_PATIENCE)
+                self.cut(DRAIN_PATIENCE)
         finally:
-            self._halt()
-            self.episodes_cut = cut  # the end of everything says nothing of the returns
+            self.halt()
+            self.statistics.episodes_cut = cut  # the end of everything says nothing of the returns
             self.closed = True
             for agent in self.agents:
-                if agent.env is not None and not self._borrowed:
+                if agent.env is not None and not self.borrowed:
                     agent.env.close()
-            self._driver.close()
+            self.driver.close()
 
 
 def _for_policy(task: str, buffer: Any, space: gym.Space[Any] | None) -> Any:

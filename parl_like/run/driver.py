@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 from parl_like.agents.agent import Agent
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
-from parl_like.interfaces import AgentPort, RunPort
+from parl_like.interfaces import AgentPort, PoolPort
 from parl_like.tasks.queues import RequestQueue
 from parl_like.tasks.tickets import Ticket
 from parl_like.tasks.wrapper import ComputationWrapper
@@ -28,7 +28,7 @@ def foreign(agent: object) -> WrongCaller:
                        "self.thread(function)")
 
 
-class Pool(RunPort, Protocol):
+class Pool(PoolPort, Protocol):
     """A pool, as the driver that runs it knows it: `parl_like.run.agent_pool.AgentPool`."""
 
     agents: list[Agent]

@@ -20,6 +20,7 @@ from parl_like.interfaces import AgentPort
 from parl_like.learning.span import follow_run
 from parl_like.run.agent_pool import AgentPool
 from parl_like.run.diagnosis import refuse_divergence
+from parl_like.run.pool_options import PoolOptions
 from parl_like.run.port import RobotPort
 from parl_like.values.action_codec import Structured
 from parl_like.values.spec import SpecError, leaves, specs_of
@@ -104,7 +105,7 @@ class Quotas(Hook):
             return
         stored = ((h.buffer, h.lanes[agent.env.env_index]) for h in agent.helpers.values() if h.buffer is not None)
         first_row = next((buffer.episode_start(lane) for buffer, lane in stored), -1)
-        info = final_info(agent.env) if agent.robot.mode == "test" else {}  # agents that train may be in another process
+        info = final_info(agent.env) if agent.pool.mode == "test" else {}  # agents that train may be in another process
         self.seen[agent.index].append((agent.env.episode_return, agent.env.episode_length, first_row, info))
         if agent.quota_episodes is not None:
             agent.quota_episodes -= 1
@@ -117,7 +118,7 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
     """
     agents = pool.agents
     pool.driver.refuse_agents()
-    with pool._one_thread:
+    with pool.one_thread:
         begin, steps_before = perf_counter(), pool.env_steps
         quotas = Quotas(agents)
         if n_episode is not None:
@@ -133,14 +134,14 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
                               stacklevel=3)
             for agent in agents:
                 agent.quota_steps = share * agent.n_envs
-        pool._observe(quotas, *hooks)
+        pool.observe(quotas, *hooks)
         try:
-            while pool._advance():
+            while pool.advance():
                 pass
         finally:
             for agent in agents:
                 agent.quota_steps = agent.quota_episodes = None
-            pool._observe()
+            pool.observe()
         seen = [episode for agent in agents for episode in quotas.seen[agent.index]]
         returns, lengths, idxs, infos = ([episode[i] for episode in seen] for i in range(4))
         cut = sum(getattr(agent.env, "cut_short", 0) for agent in agents)
@@ -157,14 +158,17 @@ def evaluators(robot: RobotPort, n: int, seed: int | None, source: Any, stop: St
     (`source`) is used by one agent, and not closed. Episodes of more than `limit` steps are cut off."""
     if limit is not None and limit < 1:
         raise ValueError(f"evaluate: max_episode_steps is {limit}; expected at least 1, or None for no bound")
-    root = robot._evaluation_seed if seed is None else np.random.SeedSequence(seed)
+    root = robot.evaluation_seed if seed is None else np.random.SeedSequence(seed)
     # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
     root = np.random.SeedSequence(entropy=root.entropy, spawn_key=root.spawn_key)
-    pool = AgentPool(robot.tasks, source, robot._make_agent, 1 if is_made(source) else n, root, "cooperative", True, "test",
-                "evaluator", robot.transforms, robot.told)
+    given = robot.pool.options
+    pool = AgentPool(PoolOptions(robot.tasks, source, given.agent, root, mode="test", label="evaluator",
+                                 transforms=robot.transforms, told=robot.pool.told))
+    pool.borrowed = is_made(source)
+    pool.fill(1 if pool.borrowed else n)
     robot.notes += [note for note in (f"evaluation: {text}" for text in pool.notes if text not in robot.notes)
                     if note not in robot.notes]
-    pool._borrowed, pool.should_stop = is_made(source), stop
+    pool.should_stop = stop
     if stop is not None:
         stop.begin(pool)
     for agent in pool.agents:
@@ -223,7 +227,7 @@ def epochs(
         for call in overridden(hooks, "pre_experiment"):
             call(robot)
         for epoch in range(n_epochs + 1):
-            with robot.hooked(hooks):
+            with robot.pool.hooked(hooks):
                 for _ in robot.iterate(robot.env_steps + steps_per_epoch * bool(epoch)):
                     pass
             hold_still(robot)

@@ -2,54 +2,41 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 
 from parl_like.agents.agent import Agent
-from parl_like.agents.helper import AgentHelper
-from parl_like.agents.row_counts import RowCounts
 from parl_like.data.transforms import Transforms
-from parl_like.environment.hooks import Hook, TraceHash
+from parl_like.environment.hooks import TraceHash
 from parl_like.interfaces import SpannedRun
-from parl_like.run.driver import Driver
+from parl_like.run.agent_pool import AgentPool
+from parl_like.run.statistics import Statistics
 from parl_like.tasks.task import ComputationTask
 from parl_like.tasks.wrapper import ComputationWrapper
 
 
 class RobotPort(SpannedRun, Protocol):
-    """See above; the attributes are those of `Robot` and `AgentPool`."""
+    """See above; the attributes are those of `Robot`."""
 
+    pool: AgentPool
+    statistics: Statistics
     tasks: dict[str, ComputationTask]
     wrappers: dict[str, ComputationWrapper]
     agents: list[Agent]
     transforms: dict[str, Transforms]
-    _learners: dict[str, AgentHelper]
-    _make_agent: Callable[[], Agent]
-    sync: bool
     seed: int
-    _evaluation_seed: np.random.SeedSequence
+    evaluation_seed: np.random.SeedSequence
     eval_explore: bool
     score: Any
-    iterations: int
-    _departed_time_steps: int
-    ended_once: set[int]
-    rows: RowCounts
-    recent_returns: deque[Any]
-    recent_lengths: deque[int]
-    recent_parts: deque[Any]
-    trace: TraceHash | None
     notes: list[str]
 
     @property
-    def driver(self) -> Driver: ...
+    def sync(self) -> bool: ...
 
-    def _halt(self) -> None: ...
-
-    def hooked(self, hooks: Sequence[Hook]) -> AbstractContextManager[None]: ...
+    @property
+    def trace(self) -> TraceHash | None: ...
 
     def iterate(self, stop_steps: int) -> Iterator[int]: ...
 

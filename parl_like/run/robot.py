@@ -6,35 +6,39 @@ import hashlib
 import logging
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from parl_like.agents.agent import Agent
-from parl_like.agents.off_policy import OffPolicyHelper
-from parl_like.agents.on_policy import OnPolicyHelper
-from parl_like.agents.row_counts import cut_remark
 from parl_like.data.storage.archive import read_archive, write_archive
-from parl_like.environment.factory import (
-    EnvSource,
-    again,
-    factory_of,
-    is_made,
-    known,
-)
+from parl_like.environment.factory import EnvSource, again, factory_of, is_made, known
 from parl_like.environment.hooks import Hook, TraceHash, hooks_of, overridden
 from parl_like.environment.stop_conditions import StopAfterSteps, StopCondition
 from parl_like.learning.model import Model
 from parl_like.learning.span import follow_run
-from parl_like.run.agent_pool import AgentPool, DriverOptions
+from parl_like.run.agent_pool import AgentPool
+from parl_like.run.custom_loop import collecting, update_by_hand
 from parl_like.run.diagnosis import refuse_divergence, unless_nobody_asks, why_never_learned
-from parl_like.run.evaluation import EPISODE_LIMIT, FILM_LIMIT, Episodes, epochs, evaluators, gather, greedy_action, scored
+from parl_like.run.evaluation import (
+    EPISODE_LIMIT,
+    FILM_LIMIT,
+    Episodes,
+    epochs,
+    evaluators,
+    gather,
+    greedy_action,
+    scored,
+)
 from parl_like.run.film import filmed
+from parl_like.run.pool_options import DriverOptions, PoolOptions
 from parl_like.run.robot_checks import check_arguments, check_film, check_tasks
 from parl_like.run.robot_state import acting_state, load_robot_state, robot_state
+from parl_like.run.statistics import Counted
 from parl_like.tasks.task import ComputationTask, connect_tasks
 from parl_like.values.errors import unknown
 from parl_like.values.user_calls import public
@@ -43,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 @public
-class Robot(AgentPool):
+class Robot(Counted):
     """Several computation tasks, many agents, one run loop.
 
     Args:
@@ -83,17 +87,18 @@ class Robot(AgentPool):
             tasks = driver.place(tasks)
         self.seed, self.eval_env, self.eval_explore, self.score = seed, known(eval_env), eval_explore, score
         root = np.random.SeedSequence(seed)
-        task_seed, agent_seed, self._evaluation_seed = root.spawn(3)
-        self.trace = TraceHash() if trace else None
-        self.iterations = 0
+        task_seed, agent_seed, self.evaluation_seed = root.spawn(3)
         self._saves: list[Path] = []
-        self._departed_time_steps = 0
         try:
             for (name, task), child in zip(tasks.items(), task_seed.spawn(len(tasks)), strict=True):
                 task.name = name
                 task.build(child)
             connect_tasks(tasks)
-            super().__init__(tasks, env, agent, n_agents, agent_seed, driver, mode == "sync", "collect")
+            self.pool = pool = AgentPool(PoolOptions(tasks, env, agent, agent_seed, driver, mode == "sync",
+                                                     trace=TraceHash() if trace else None), weakref.ref(self))
+            self.statistics, self.tasks, self.agents = pool.statistics, pool.tasks, pool.agents
+            self.wrappers, self.buffers, self.transforms, self.notes = pool.wrappers, pool.buffers, pool.transforms, pool.notes
+            pool.fill(n_agents)
             for task in given.values():
                 task.robot = self
         except BaseException:
@@ -135,15 +140,12 @@ class Robot(AgentPool):
         """
         if n < 1:
             raise ValueError(f"add_agents: n is {n}; expected at least 1")
-        if is_made(self._env):
+        if is_made(self.pool.options.env):
             raise ValueError("add_agents: the agents cannot share one environment; give the robot a factory (`lambda: "
                              "gym.make(...)`) or an id")
-        self._refuse_closed("add_agents")
+        self.pool.refuse_closed("add_agents")
         self._end_episodes_for("add_agents")
-        new = self.make_agents(n)
-        self.agents += new
-        self._observe()
-        return new
+        return self.pool.add(n)
 
     def remove_agent(self, agent: Agent) -> None:
         """Lets an agent leave, between two iterations, and closes its environment. Open episodes end as with `add_agents`; what
@@ -156,19 +158,58 @@ class Robot(AgentPool):
             raise ValueError(f"remove_agent: {agent} is {'the only' if agent in self.agents else 'no'} agent of this robot; "
                              f"there are {', '.join(map(str, self.agents))}")
         self._end_episodes_for("remove_agent")
-        self.agents.remove(agent)
-        self.ended_once -= set(range(agent.first_env, agent.first_env + agent.n_envs))
-        for name, helper in agent.helpers.items():
-            helper.comm.close()
-            if helper.buffer is not None:
-                self._freed.setdefault(name, []).append(helper.lanes)
-        if agent.env is not None:
-            self._departed_time_steps += agent.env.time_steps
-            agent.env.close()
+        self.pool.remove(agent)
 
     def _end_episodes_for(self, what: str) -> None:
-        self._driver.need_local(what, "the agents are divided over the workers once; make the robot with as many as are needed")
+        why = "the agents are divided over the workers once; make the robot with as many as are needed"
+        self.pool.driver.need_local(what, why)
         self._leave_episodes()
+
+    # ------------------------------------------------------------------------------------------------------------ the pool's
+
+    @property
+    def driver_name(self) -> str:
+        """'cooperative', 'threads', 'processes' or 'ray'."""
+        return self.pool.driver_name
+
+    @property
+    def sync(self) -> bool:
+        """True: all agents unroll, then the tasks train."""
+        return self.pool.sync
+
+    @property
+    def mode(self) -> str:
+        """'collect'; of an evaluation 'test'."""
+        return self.pool.mode
+
+    @property
+    def trace(self) -> TraceHash | None:
+        """A digest of what happens to every agent; None without `trace=True`."""
+        return self.pool.trace
+
+    @property
+    def closed(self) -> bool:
+        """True once `close` was called: it acts no more, and its tasks are free for another robot."""
+        return self.pool.closed
+
+    @property
+    def stop_requested(self) -> bool:
+        """True while the run is about to end."""
+        return self.pool.stop_requested
+
+    def request_stop(self) -> None:
+        """Ends the run: no agent takes another step, each waits where it is."""
+        self.pool.request_stop()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def close(self, drain: bool = False) -> None:
+        """Stops the agents and closes their environments, see `AgentPool.close`. May be called twice."""
+        self.pool.close(drain)
 
     # ------------------------------------------------------------------------------------------------------------- running
 
@@ -194,9 +235,9 @@ class Robot(AgentPool):
         if stop is not None and not isinstance(stop, StopCondition):
             raise TypeError(f"Robot.run: stop is {stop!r}; expected a number of steps or a StopCondition, e.g. "
                             "StopAfterSteps(1000) of parl_like.environment.hooks")
-        self._refuse_closed("run")
-        self._driver.refuse_agents()
-        with self._one_thread:
+        self.pool.refuse_closed("run")
+        self.pool.driver.refuse_agents()
+        with self.pool.one_thread:
             follow_run(self, None if stop is None else stop.most_steps())
             self._run(stop, hooks_of(hooks))
         self.tell_idle()
@@ -207,41 +248,39 @@ class Robot(AgentPool):
             log.warning("task %r never learned: %s", name, why)
 
     def _run(self, stop: StopCondition | None, hooks: list[Hook]) -> None:
-        if self._unsound:
-            self._halt()
+        if self.pool.unsound:
+            self.pool.halt()
         self._saves.clear()
         try:
-            self._hear(hooks)
+            self.pool.hear(hooks)
             if stop is not None:
                 stop.begin(self)
-            self.should_stop = None if stop is None else self.in_turn(stop)
+            self.pool.should_stop = None if stop is None else self.pool.in_turn(stop)
             for call in overridden(hooks, "pre_experiment"):
                 call(self)
-            self._connect_hooks()
+            self.pool.connect_hooks()
             while not self.stop_requested and self._iterate():
                 if stop is not None and stop.after_iteration(self):
                     break
-            self.should_stop = None
-            while self._driver.stopping and self._iterate():
+            self.pool.should_stop = None
+            while self.pool.driver.stopping and self._iterate():
                 pass
             self._save_as_asked()
             if self.driver_name == "cooperative" and threading.current_thread() is not threading.main_thread():
                 self._leave_episodes()
-            elif self._driver.agents:
-                self._rest()
+            elif self.pool.driver.agents:
+                self.pool.rest()
             else:  # whose code has ended begin anew
-                self._halt()
-            self._raise()
+                self.pool.halt()
+            self.pool.raise_error()
             refuse_divergence(self.tasks)
         except BaseException:
-            self.should_stop = None
-            self._halt()
-            self._error = None
+            self.pool.should_stop = None
+            self.pool.abandon()
             raise
         finally:
-            self._run_hooks = []
-            self._observe()
-            self._tell_cuts()
+            self.pool.forget_hooks()
+            self.statistics.warn_of_cuts()
             for call in overridden(hooks, "post_experiment"):
                 call(self)
 
@@ -267,19 +306,19 @@ class Robot(AgentPool):
         return {f"{name}/{key}": value for name, w in self.wrappers.items() for key, value in w.trainings.last_result.items()}
 
     def _iterate_outside_run(self) -> bool:
-        self._refuse_closed("run")
-        self._driver.refuse_agents()  # before a run's own stop condition is touched
-        with self._one_thread:
-            self.should_stop = unless_nobody_asks(self)
+        self.pool.refuse_closed("run")
+        self.pool.driver.refuse_agents()  # before a run's own stop condition is touched
+        with self.pool.one_thread:
+            self.pool.should_stop = unless_nobody_asks(self)
             try:
                 return self._iterate()
             finally:
-                self.should_stop = None
+                self.pool.should_stop = None
 
     def _iterate(self) -> bool:
         """One iteration, and the saves that were asked for in it; False when nothing could run any more."""
-        went_on = self._advance()
-        self.iterations += went_on
+        went_on = self.pool.advance()
+        self.statistics.iterations += went_on
         self._save_as_asked()
         return went_on
 
@@ -325,19 +364,13 @@ class Robot(AgentPool):
         name, n = ("n_step", n_step) if n_episode is None else ("n_episode", n_episode)
         if n is not None and n < 1:
             raise ValueError(f"collect: {name} is {n}; expected at least 1")
-        self._refuse_closed("collect")
+        self.pool.refuse_closed("collect")
         if any(agent.env is None for agent in self.agents):
             raise ValueError("collect: this robot has no environment")
-        if n_episode is not None and self._started:
+        if n_episode is not None and self.pool.started:
             self.checkpoint_boundary()
-        acting: list[Any] = [self._driver, *(helper for agent in self.agents for helper in agent.helpers.values())]
-        for one in acting:
-            one.collecting = "random" if random else True
-        try:
-            return gather(self, n_step, n_episode)
-        finally:
-            for one in acting:
-                one.collecting = False
+        with collecting(self.pool, "random" if random else True):
+            return gather(self.pool, n_step, n_episode)
 
     def update(self, task: str, batch_size: int = 0) -> dict[str, Any]:
         """One training request by hand, from what is stored: a custom loop is `collect()` and `update()` by turns.
@@ -355,28 +388,8 @@ class Robot(AgentPool):
         """
         if task not in self.tasks:
             raise KeyError(unknown("task", task, self.tasks))
-        self._driver.need_local("update", "the rows are in worker processes; use train_iter() or run(), or another driver")
-        buffer = self.buffers.get(task)
-        if buffer is None or not len(buffer):
-            return {}
-        helpers, done = [agent.helpers[task] for agent in self.agents], None
-        first = helpers[0]
-        if isinstance(first, OffPolicyHelper):
-            rows, done = first.draw(batch_size) if batch_size else (first.rows_at(buffer.sample_indices(0)), None)
-        elif isinstance(first, OnPolicyHelper):
-            if batch_size:
-                raise ValueError(f"update: task {task!r} learns on-policy, from all rows since the last time; leave batch_size "
-                                 "out")
-            parts = [h.take() for h in helpers if isinstance(h, OnPolicyHelper) and h.ready()] or [first.take()]
-            rows = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        else:
-            raise ValueError(f"update: task {task!r} has a {type(first).__name__}; expected OffPolicyHelper or OnPolicyHelper, "
-                             "or call helper.learn()")
-        result = self.tasks[task].learn(rows)
-        self.wrappers[task].trainings.last_result = {name: value for name, value in result.items() if not np.ndim(value)}
-        if done is not None:
-            done(result)
-        return result
+        self.pool.driver.need_local("update", "the rows are in worker processes; use train_iter() or run(), or another driver")
+        return update_by_hand(self.pool, task, batch_size)
 
     def act(self, obs: Any, task: str | None = None) -> Any:
         """The greedy action in a state, outside of a run: nothing is stored or counted.
@@ -397,7 +410,7 @@ class Robot(AgentPool):
         name = next(iter(self.tasks)) if task is None else task
         if name not in self.tasks:
             raise KeyError(unknown("task", name, self.tasks))
-        return greedy_action(self, name, obs)
+        return greedy_action(self.pool, name, obs)
 
     def evaluate(self, episodes: int = 10, *, seed: int | None = None, env: EnvSource = None,
                  n_agents: int | None = None, stop: StopCondition | None = None,
@@ -429,7 +442,7 @@ class Robot(AgentPool):
         time."""
         if env is not None:
             return factory_of(env)
-        source = self._env if self.eval_env is None else self.eval_env
+        source = self.pool.options.env if self.eval_env is None else self.eval_env
         if source is None:
             raise ValueError("evaluate: this robot has no environment; give one as env=")
         # The training environment itself is in the middle of an episode.
@@ -473,7 +486,8 @@ class Robot(AgentPool):
     def counters(self) -> dict[str, int]:
         """'env_steps' (the agents' actions), 'time_steps' (the environments' own steps, more where actions are repeated),
         'episodes', 'iterations', and per task 'updates/RL' (optimiser steps) and 'rows/RL' (rows learned from)."""
-        time_steps = self._departed_time_steps + sum(agent.env.time_steps for agent in self.agents if agent.env is not None)
+        time_steps = self.statistics.departed_time_steps
+        time_steps += sum(agent.env.time_steps for agent in self.agents if agent.env is not None)
         out = {"env_steps": self.env_steps, "time_steps": time_steps, "episodes": self.episodes, "iterations": self.iterations}
         for name, task in self.tasks.items():
             out |= {f"updates/{name}": task.algorithm.updates, f"rows/{name}": task.rows_learned}
@@ -483,36 +497,23 @@ class Robot(AgentPool):
         """Flat and ready to log: 'return/mean' over the last 100 episodes, 'RL/loss', 'RL/predict/mean_batch', 'RL/dropped' (rows
         that were too old for an on-policy task), … As long as there are any, 'episode/first_open': environments whose first
         episode has not ended, so that returns are those of short ones."""
-        out: dict[str, float] = {}
-        if self.recent_returns:
-            returns = np.asarray(self.recent_returns, dtype=np.float64)
-            out |= {"return/mean": float(returns.mean()), "return/max": float(returns.max()),
-                    "return/last": float(returns[-1].mean()), "episode/length": float(np.mean(self.recent_lengths))}
-        parts = np.asarray(self.recent_parts or [r for r in self.recent_returns if np.ndim(r)], np.float64)
-        out |= {f"return/part_{i}": float(mean) for i, mean in enumerate(parts.mean(0))} if len(parts) else {}
-        if self.bad_values:
-            out["bad_values"] = float(self.bad_values)
-        if self.episodes_cut:
-            out["episodes_cut"] = float(self.episodes_cut)
-        if first_open := sum(agent.n_envs for agent in self.agents if agent.env is not None) - len(self.ended_once):
-            out["episode/first_open"] = float(max(first_open, 0))
+        out = self.statistics.metrics(sum(agent.n_envs for agent in self.agents if agent.env is not None))
         for name, wrapper in self.wrappers.items():
             counted = {**wrapper.trainings.last_result, **wrapper.summary()}
             out |= {f"{name}/{key}": float(value) for key, value in counted.items()}
-        out |= {f"{name}/dropped": float(dropped) for name, dropped in self.rows.dropped().items()}
+        out |= {f"{name}/dropped": float(dropped) for name, dropped in self.statistics.rows.dropped().items()}
         return {**out, **{key: float(value) for key, value in self.counters().items()}}
 
     def remarks(self) -> list[str]:
         """Return what a user should know at the end of a run and may not have seen: a sentence each; usually none."""
-        cuts = cut_remark(self.episodes_cut, self.episodes)
         idle = (f"task {name!r} never learned: {why}" for name, why in self.never_learned().items())
-        return [*self.rows.remarks(), *[cuts] * bool(cuts), *idle]
+        return [*self.statistics.remarks(), *idle]
 
     def trace_hash(self) -> str | None:
         """Digest of every agent's trace and of all weights; None without `trace=True`."""
         if self.trace is None:
             return None
-        self.trace.digests = self._driver.digests(self.trace.digests)
+        self.trace.digests = self.pool.driver.digests(self.trace.digests)
         weights = "".join(Model.weights_hash(n) for t in self.tasks.values() for n in t.algorithm.networks().values())  # type: ignore[arg-type]
         return hashlib.blake2b((self.trace.hexdigest() + weights).encode(), digest_size=16).hexdigest()
 
@@ -530,13 +531,13 @@ class Robot(AgentPool):
         gives what was to be acted on next, and return, length and a recurrent memory go on. Others are cut off and seeded anew
         from the agents' generators; they count in 'episodes_cut', not in the returns.
         """
-        self._cut()
-        self._tell_cuts()
+        self.pool.cut()
+        self.statistics.warn_of_cuts()
 
     def _leave_episodes(self) -> None:
         """All agents end, as at a checkpoint; when they begin anew they go on with the episodes that are carried over."""
         self.checkpoint_boundary()
-        self._halt(carry=True)
+        self.pool.halt(carry=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, TypeGuard
 
 import msgspec
-import numpy as np
 
 from parl_like.data.storage.state_check import check_alike
 from parl_like.data.storage.tree_encoding import Count
@@ -28,20 +26,16 @@ def _parts(robot: RobotPort) -> dict[str, Any]:
 
 def robot_state(robot: RobotPort) -> dict[str, Any]:
     """See `Robot.state_dict`."""
-    return {**robot.driver.state_dict(), **acting_state(robot)}
+    return {**robot.pool.driver.state_dict(), **acting_state(robot)}
 
 
 def acting_state(robot: RobotPort) -> dict[str, Any]:
     """See `Robot.acting_state`."""
     out: dict[str, Any] = {key: part.state_dict() for key, part in _parts(robot).items()}
     out["counters"] = {
-        "env_steps": robot.env_steps, "episodes": robot.episodes, "iterations": robot.iterations, "seed": robot.seed,
-        "returns": [np.asarray(r, np.float64).tolist() for r in robot.recent_returns], "lengths": list(robot.recent_lengths),
+        **robot.statistics.state_dict(), "seed": robot.seed,
         "trace": {} if robot.trace is None else {str(i): d.hex() for i, d in robot.trace.digests.items()},
         **({} if robot.span is None else {"span": robot.span.state_dict()}),
-        "parts": [parts.tolist() for parts in robot.recent_parts],
-        "rows": robot.rows.state_dict(), "episodes_cut": robot.episodes_cut,
-        "ended_once": sorted(robot.ended_once), "departed_time_steps": robot._departed_time_steps,
         "wrappers": {name: wrapper.state_dict() for name, wrapper in robot.wrappers.items()},
     }
     return out
@@ -84,19 +78,19 @@ def load_robot_state(robot: RobotPort, state: Mapping[str, Any]) -> None:
     if isinstance(state, Mapping):
         _check_kinds(robot, state)
     acting = {*_parts(robot), "counters"}
-    expected = acting | robot.driver.state_keys()
+    expected = acting | robot.pool.driver.state_keys()
     if not isinstance(state, Mapping) or state.keys() not in (acting, expected):
         there = sorted(state) if isinstance(state, Mapping) else type(state).__name__
         raise ValueError(f"Robot: the saved state has {there}; expected {sorted(expected)}: build the robot as it was saved")
     state_of = robot_state if state.keys() == expected else acting_state
     try:
         if state_of is robot_state:
-            robot.driver.check_state(state)
+            robot.pool.driver.check_state(state)
         check_alike({**state, "counters": None}, {**state_of(robot), "counters": None}, "")
         msgspec.convert(state["counters"], _Counters)
     except _NO_STATE as error:
         raise _no_state(error) from _other(error)
-    robot._halt()
+    robot.pool.halt()
     before = state_of(robot)
     try:
         _take_over(robot, state)
@@ -143,17 +137,10 @@ def _take_over(robot: RobotPort, state: Mapping[str, Any]) -> None:
         robot.span.load_state_dict(robot, state["counters"]["span"])
     for key, part in _parts(robot).items():
         part.load_state_dict(state[key])
-    if robot.driver.state_keys() <= state.keys():
-        robot.driver.load_state_dict(state)
+    if robot.pool.driver.state_keys() <= state.keys():
+        robot.pool.driver.load_state_dict(state)
     counters = msgspec.convert(state["counters"], _Counters)
-    robot.env_steps, robot.episodes, robot.iterations = counters.env_steps, counters.episodes, counters.iterations
-    np.array(counters.returns, np.float64)  # refuses those of different lengths
-    robot.recent_returns = deque((np.asarray(r) if isinstance(r, list) else r for r in counters.returns), maxlen=100)
-    robot.recent_lengths = deque(counters.lengths, maxlen=100)
-    robot.recent_parts = deque(map(np.asarray, counters.parts), maxlen=100)
-    robot.rows.load_state_dict({task: list(counts) for task, counts in counters.rows.items()})
-    robot.ended_once = set(counters.ended_once)
-    robot.episodes_cut, robot._departed_time_steps = counters.episodes_cut, counters.departed_time_steps
+    robot.statistics.load_state_dict(msgspec.structs.asdict(counters))
     for name, counted in counters.wrappers.items():
         robot.wrappers[name].load_state_dict(msgspec.to_builtins(counted))
     if robot.trace is not None:

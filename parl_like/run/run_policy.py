@@ -30,5 +30,5 @@ def run_policy(
                 obs = self.env.step(policy(obs))[0]
 
     with Robot(env, tasks={}, agent=PolicyAgent, seed=seed) as robot:
-        robot._borrowed = is_made(env)
+        robot.pool.borrowed = is_made(env)
         robot.run(StopAfterEpisodes(1) if stop is None else stop, hooks)

@@ -85,7 +85,8 @@ def test_the_documents_example(driver, n_agents):
     with Robot(lambda: Corridor(20), tasks=tasks, agent=StepAgent, n_agents=n_agents, driver=driver) as robot:
         robot.run()
         assert (robot.env_steps, tasks["RL"].rows_learned) == (40 * n_agents, 40 * n_agents)
-        assert robot.wrappers["RL"].trainings.counters.requests == 8 * n_agents and not any(robot.rows.dropped().values())
+        assert robot.wrappers["RL"].trainings.counters.requests == 8 * n_agents
+        assert not any(robot.statistics.rows.dropped().values())
         updates = robot.wrappers["goal"].trainings.counters
         assert updates.rows == 6 * updates.requests > 0
         if n_agents == 1:  # goals of 3, 6, 7 and 4 places in each episode; the first 5 are too few

@@ -225,17 +225,17 @@ def test_an_agent_whose_place_was_lost_is_still_ended():
             ended.append(agent.index)
             raise
 
-    with robot_of(program, 3) as robot, robot._one_thread:
-        robot._ensure_started()
-        driver = robot._driver
+    with robot_of(program, 3) as robot, robot.pool.one_thread:
+        robot.pool.ensure_started()
+        driver = robot.pool.driver
         driver._run_ready()
         tickets = robot.wrappers["echo"].predictions.serve()
         assert len(tickets) == 3  # served, and never woken
-        robot._halt()
+        robot.pool.halt()
         assert sorted(ended) == [0, 1, 2] and not driver.agents
-        robot._ensure_started()
+        robot.pool.ensure_started()
         driver.ready.clear()  # and none has ever run
-        robot._halt()
+        robot.pool.halt()
         assert not driver.agents
 
 

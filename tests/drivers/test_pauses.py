@@ -38,7 +38,7 @@ PROGRAM = dedent("""
         task = ComputationTask(Elementwise(), helper=replaying)
         with Robot(Drift, tasks={"RL": task}, n_agents=4, driver=driver, mode=mode) as robot:
             robot.run(StopWhen(told))
-            print("restarts", getattr(robot._driver, "restarts", 0), flush=True)
+            print("restarts", getattr(robot.pool.driver, "restarts", 0), flush=True)
 """)
 
 

@@ -237,10 +237,11 @@ def test_halting_from_inside_a_hook_is_refused(call):
 
 
 def stop_from_inside(agent):
-    with pytest.raises(RuntimeError, match="an agent cannot run or halt all agents"):
-        agent.robot.run()
-    with pytest.raises(RuntimeError, match="an agent cannot run or halt all agents"):
-        agent.robot.checkpoint_boundary()
+    for name in ("run", "checkpoint_boundary", "train_iter", "evaluate", "save", "close", "add_agents"):
+        with pytest.raises(RuntimeError, match="an agent cannot run or halt all agents"):
+            getattr(agent.robot, name)()
+    with pytest.raises(AttributeError, match="nothing: the robot is in another process"):
+        _ = agent.robot.nothing
     if agent.index == 3:
         agent.robot.request_stop()
     while agent.signal is None:
@@ -322,13 +323,13 @@ def test_a_worker_that_dies_or_hangs_is_replaced_and_the_run_goes_on(fault, said
     with Robot(partial(Faulty, tmp_path / "count", fault), tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=4,
                driver=driver, mode=mode) as robot:
         with caplog.at_level(logging.WARNING):
-            robot.run(StopWhen(lambda robot: robot.env_steps >= 2000 and robot._driver.restarts))
+            robot.run(StopWhen(lambda robot: robot.env_steps >= 2000 and robot.pool.driver.restarts))
         assert said in caplog.text and "is replaced" in caplog.text
-        restarts = robot._driver.restarts
-        assert sum(w.incarnation for w in robot._driver.workers) == restarts
+        restarts = robot.pool.driver.restarts
+        assert sum(w.incarnation for w in robot.pool.driver.workers) == restarts
         assert restarts == 1 or fault == "hang"  # on a machine that stands still for half a second others seem to hang, too
         assert robot.tasks["RL"].rows_learned <= robot.env_steps  # nothing twice
-        assert all(worker.taken for worker in robot._driver.workers)
+        assert all(worker.taken for worker in robot.pool.driver.workers)
 
 
 def test_a_worker_that_hangs_when_the_run_ends_does_not_keep_it(tmp_path):
@@ -338,7 +339,7 @@ def test_a_worker_that_hangs_when_the_run_ends_does_not_keep_it(tmp_path):
                driver=driver, mode="async") as robot:
         robot.run(StopAfterSteps(20))
         robot.run(StopAfterSteps(300))
-        assert robot._driver.restarts and all(worker.up for worker in robot._driver.workers)
+        assert robot.pool.driver.restarts and all(worker.up for worker in robot.pool.driver.workers)
 
 
 def test_the_others_go_on_while_a_worker_is_replaced(tmp_path):
@@ -346,16 +347,16 @@ def test_the_others_go_on_while_a_worker_is_replaced(tmp_path):
     with Robot(partial(Faulty, tmp_path / "count", "kill"), tasks={"RL": ComputationTask(Elementwise())}, n_agents=2, driver=TWO,
                mode="async") as robot:
         gone = []
-        original = robot._driver._lost
+        original = robot.pool.driver._lost
 
         def lost(worker, why=""):
             original(worker, why)
             gone.append(worker.number)
 
-        robot._driver._lost = lost
+        robot.pool.driver._lost = lost
         steps_of = Counter()
-        counted = robot._driver._count
-        robot._driver._count = lambda worker, notes: (
+        counted = robot.pool.driver._count
+        robot.pool.driver._count = lambda worker, notes: (
             steps_of.update({(worker.number, worker.incarnation): notes.get("steps", 0)}), counted(worker, notes))
         robot.run(StopWhen(lambda robot: gone and steps_of[gone[0], 1] > 100 and steps_of[1 - gone[0], 0] > 100))
         assert len(gone) == 1 and steps_of[gone[0], 0] <= 6
@@ -367,7 +368,7 @@ def test_a_worker_killed_around_its_request_disturbs_nobody_else(moment, tmp_pat
     task = echo_task()
     robot = Robot(tasks={"echo": task}, agent=partial(Programmed, partial(ask_until, str(tmp_path / "end"))), n_agents=4,
                   driver=TWO, mode="async")
-    driver = robot._driver
+    driver = robot.pool.driver
     killed = []
 
     def kill():
@@ -451,7 +452,7 @@ def test_an_environment_that_raises_is_rebuilt_where_that_is_wanted(tmp_path, ca
                driver=driver) as robot:
         with caplog.at_level(logging.WARNING):
             robot.run(StopAfterSteps(800))
-        assert robot._driver.agent_restarts == 1 and robot._driver.restarts == 0
+        assert robot.pool.driver.agent_restarts == 1 and robot.pool.driver.restarts == 0
         assert "the level is corrupt" in caplog.text and "in _raise" in caplog.text
         assert robot.env_steps >= 800 and robot.tasks["RL"].rows_learned >= 768
 
@@ -468,7 +469,7 @@ def test_an_environment_that_always_raises_ends_the_run_after_so_many_tries(capl
         with caplog.at_level(logging.WARNING), pytest.raises(AgentFailed, match=r"agent 0: its environment raised in "
                                                                                 r"reset\(seed=.*OSError: no level"):
             robot.run(StopAfterSteps(10))
-        assert robot._driver.agent_restarts == 3
+        assert robot.pool.driver.agent_restarts == 3
 
 
 def test_a_worker_that_dies_again_and_again_ends_the_run():
@@ -476,7 +477,7 @@ def test_a_worker_that_dies_again_and_again_ends_the_run():
     with Robot(Fragile, tasks={"RL": ComputationTask(Elementwise())}, n_agents=1, driver=driver) as robot:
         with pytest.raises(AgentFailed, match=r"worker 0 .*ended with exit code 7; it was replaced 3 times within 60 s"):
             robot.run(StopAfterSteps(10))
-        assert robot._driver.restarts == 3
+        assert robot.pool.driver.restarts == 3
 
 
 def test_an_idle_fork_server_ends_and_the_next_robot_gets_another():
@@ -535,15 +536,15 @@ def test_all_workers_killed_at_once_are_all_replaced(caplog):
 
     class KillAll(Hook):
         def post_episode(self, agent, interrupted):
-            driver = agent.robot._driver
+            driver = agent.pool.driver
             if not killed:
                 killed.extend(driver.link.pid(worker) for worker in driver.workers)
                 for pid in killed:
                     os.kill(pid, signal.SIGKILL)
 
     with drifting(TWO, unrolling, n_agents=4) as robot:
-        robot.run(StopWhen(lambda robot: robot._driver.restarts >= 2 and robot.env_steps >= 2000), KillAll())
-        assert len(killed) == 2 == robot._driver.restarts and robot.tasks["RL"].learns > 10
+        robot.run(StopWhen(lambda robot: robot.pool.driver.restarts >= 2 and robot.env_steps >= 2000), KillAll())
+        assert len(killed) == 2 == robot.pool.driver.restarts and robot.tasks["RL"].learns > 10
         said = "was ended by signal 9; it is replaced"
         assert sum(said in record.getMessage() for record in caplog.records) == 1
     assert "1 more workers or agents began anew for the same reason: was ended by signal 9" in caplog.text
@@ -648,7 +649,7 @@ def test_a_robot_in_a_thread_keeps_its_workers_when_the_thread_ends():
         thread.start()
         thread.join()
         robot.run(StopAfterSteps(100))
-        assert robot._driver.restarts == 0 and robot.env_steps >= 200
+        assert robot.pool.driver.restarts == 0 and robot.env_steps >= 200
 
 
 def ask_with_one_bad(path, agent):
@@ -693,7 +694,7 @@ def test_a_worker_killed_while_its_state_is_asked_for_is_asked_again(tmp_path):
     with drifting(TWO, unrolling) as robot:
         robot.run(StopAfterSteps(200))
         robot.checkpoint_boundary()
-        driver, send = robot._driver, LocalLink.send
+        driver, send = robot.pool.driver, LocalLink.send
         killed = []
 
         def kill(link, seat, frames):
@@ -713,7 +714,7 @@ def test_a_worker_whose_message_cannot_be_read_is_replaced(caplog):
     """What else it had sent dies with it: its successor does not stand for it."""
     with drifting(TWO, unrolling) as robot:
         robot.run(StopAfterSteps(200))
-        driver, receive = robot._driver, robot._driver.link.receive
+        driver, receive = robot.pool.driver, robot.pool.driver.link.receive
         broken = []
 
         def garbled():
@@ -730,8 +731,8 @@ def test_a_worker_whose_message_cannot_be_read_is_replaced(caplog):
 
 
 def frozen(robot, number=0):
-    seat = robot._driver.workers[number]
-    pid = robot._driver.link.pid(seat)
+    seat = robot.pool.driver.workers[number]
+    pid = robot.pool.driver.link.pid(seat)
     os.kill(pid, signal.SIGSTOP)
     return pid
 
@@ -741,7 +742,7 @@ def test_a_frozen_worker_is_replaced_also_between_runs(tmp_path):
         robot.run(StopAfterSteps(200))
         frozen(robot)
         robot.save(tmp_path / "state")
-        assert robot._driver.restarts and robot._driver.workers[0].incarnation
+        assert robot.pool.driver.restarts and robot.pool.driver.workers[0].incarnation
 
 
 def test_a_worker_that_was_stopped_for_a_while_goes_on(tmp_path):
@@ -752,7 +753,7 @@ def test_a_worker_that_was_stopped_for_a_while_goes_on(tmp_path):
         threading.Timer(0.1, os.kill, (pid, signal.SIGCONT)).start()
         for _ in range(5):
             robot.train_iter()
-        assert robot._driver.restarts == 0 and robot.tasks["RL"].rows_learned == robot.env_steps == 6 * 32
+        assert robot.pool.driver.restarts == 0 and robot.tasks["RL"].rows_learned == robot.env_steps == 6 * 32
 
 
 def test_more_than_a_thousand_open_files_are_no_hindrance():
@@ -784,8 +785,8 @@ def test_what_environments_have_started_ends_with_their_worker(kill, tmp_path):
     with Robot(partial(Parent, path), tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=2, driver=TWO) as robot:
         robot.run(StopAfterSteps(100))
         if kill:
-            seat = robot._driver.workers[0]
-            robot._driver.link.kill(seat)
+            seat = robot.pool.driver.workers[0]
+            robot.pool.driver.link.kill(seat)
             robot.run(StopWhen(lambda robot: seat.incarnation and seat.running))
     with open(path + ".pid") as file:
         children = [int(line) for line in file]

@@ -299,7 +299,7 @@ def test_what_cannot_be_in_an_actor_is_refused():
     with pytest.raises(ValueError, match="Ray: memory_limit is an option of Processes; Ray itself"):
         two(memory_limit=1 << 30)
     with drifting(two(), ppo()) as robot:
-        assert [len(worker.agents) for worker in robot._driver.workers] == [3, 2]
+        assert [len(worker.agents) for worker in robot.pool.driver.workers] == [3, 2]
 
 
 # ---------------------------------------------------------------------------------------------------------------------- faults
@@ -318,7 +318,7 @@ def test_workers_that_die_are_replaced_and_the_run_goes_on(tmp_path, caplog):
     killed = []
 
     def over(robot):
-        driver = robot._driver
+        driver = robot.pool.driver
         if robot.env_steps > 500 and driver.restarts == 1 and not killed:
             killed.append([worker for worker in driver.workers if worker.running and not worker.incarnation][0])
             ray.kill(driver.link._actors[killed[0]])
@@ -328,7 +328,7 @@ def test_workers_that_die_are_replaced_and_the_run_goes_on(tmp_path, caplog):
                driver=two()) as robot, caplog.at_level(logging.WARNING):
         robot.run(StopWhen(over))
         before = learned(robot)
-        assert [worker.incarnation for worker in robot._driver.workers] == [1, 1]
+        assert [worker.incarnation for worker in robot.pool.driver.workers] == [1, 1]
         said = [record.getMessage() for record in caplog.records if "is replaced, its agents begin anew" in record.getMessage()]
         reasons = [text.partition(" was lost: ")[2].partition("; it is replaced")[0] for text in said]
         assert reasons == ["its process was killed or has crashed; memory may have run out there", "it was ended through Ray"]
@@ -342,8 +342,8 @@ def test_a_worker_that_hangs_is_replaced_while_the_others_go_on(tmp_path, caplog
     with Robot(partial(Faulty, tmp_path / "count", "hang"), tasks={"RL": task}, n_agents=4, driver=two(step_limit=10.0),
                mode="async") as robot:
         with caplog.at_level(logging.WARNING):
-            robot.run(StopWhen(lambda robot: robot.env_steps >= 1000 and robot._driver.restarts))
-        assert sorted(w.incarnation for w in robot._driver.workers) == [0, 1] and learned(robot)
+            robot.run(StopWhen(lambda robot: robot.env_steps >= 1000 and robot.pool.driver.restarts))
+        assert sorted(w.incarnation for w in robot.pool.driver.workers) == [0, 1] and learned(robot)
         assert "said nothing for 10 s" in caplog.text
 
 
@@ -382,11 +382,12 @@ def test_a_node_that_is_lost_takes_its_worker_and_the_run_goes_on(cluster, anoth
         if robot.env_steps > 300 and not lost:
             lost.append(another_node())
             cluster.remove_node(second, allow_graceful=False)
-        return robot.env_steps > 1500 and robot._driver.restarts > 0 and all(worker.running for worker in robot._driver.workers)
+        driver = robot.pool.driver
+        return robot.env_steps > 1500 and driver.restarts > 0 and all(worker.running for worker in driver.workers)
 
     with drifting(two(num_cpus=1), task, n_agents=4) as robot:
         robot.run(StopWhen(lose))
-        assert lost and task.rows_learned <= robot.env_steps and 1 in [min(w.incarnation, 1) for w in robot._driver.workers]
+        assert lost and task.rows_learned <= robot.env_steps and 1 in [min(w.incarnation, 1) for w in robot.pool.driver.workers]
         assert "was lost: its node has died or cannot be reached; it is replaced" in caplog.text
 
 

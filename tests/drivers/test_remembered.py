@@ -98,7 +98,7 @@ def test_rows_of_agents_in_workers_are_theirs_alone(serve):
 def test_a_workers_rows_are_free_when_nothing_of_it_waits_any_more():
     """Late requests of a dead worker write into rows that nobody has; its successors get them when they have been served."""
     with keeping(n_agents=4) as robot:
-        driver, queue = robot._driver, robot.wrappers["notes"].predictions
+        driver, queue = robot.pool.driver, robot.wrappers["notes"].predictions
         places, lost, serve, waited, deaths = robot.tasks["notes"].places, driver._lost, driver._serve, [], [200, 400, 600, 800]
 
         def loses(worker, why=""):
@@ -135,7 +135,7 @@ def test_an_agent_that_begins_anew_has_its_rows_again():
 
     with keeping(n_agents=2, driver=Processes(workers=1, agent_restarts=1), agent=Clumsy) as robot:
         robot.run(StopWhen(lambda robot: robot.env_steps > 300))
-        assert robot._driver.agent_restarts == 1
+        assert robot.pool.driver.agent_restarts == 1
 
 
 def test_an_agent_that_needs_more_than_the_first_is_named():

@@ -144,7 +144,7 @@ def test_parameters_that_come_in_a_pause_neither_end_it_nor_the_run(mode):
 
     task = ComputationTask(Elementwise, serve="replica")
     with Robot(tasks={"RL": task}, agent=partial(Programmed, program), n_agents=2, driver=TWO, mode=mode) as robot:
-        driver = robot._driver
+        driver = robot.pool.driver
         take_in = driver._take_in
 
         def give(requests=True):
@@ -195,13 +195,13 @@ def test_a_worker_with_replicas_is_replaced_and_has_the_parameters():
             def post_episode(self, agent, interrupted):
                 if not killed and robot.tasks["RL"].version > 5:
                     killed.append(robot.tasks["RL"].version)
-                    robot._driver.link.kill(robot._driver.workers[0])
+                    robot.pool.driver.link.kill(robot.pool.driver.workers[0])
 
         def later(robot):
-            return bool(killed) and robot._driver.restarts == 1 and robot.tasks["RL"].version > killed[0] + 20
+            return bool(killed) and robot.pool.driver.restarts == 1 and robot.tasks["RL"].version > killed[0] + 20
 
         robot.run(StopWhen(later), Kill())
-        assert robot._driver.workers[0].incarnation == 1
+        assert robot.pool.driver.workers[0].incarnation == 1
 
 
 def test_replicas_are_built_from_a_function():
@@ -298,7 +298,7 @@ def test_parameters_of_the_algorithm_itself_follow_too(serve, names, mode, monke
 
     task = ComputationTask(Tempered, serve=serve)
     with Robot(tasks={"RL": task}, agent=partial(Programmed, program), n_agents=1, driver=TWO, mode=mode) as robot:
-        robot._driver.step_limit = 20.0
+        robot.pool.driver.step_limit = 20.0
         robot.run()
 
 
@@ -415,7 +415,7 @@ def test_a_robot_whose_environment_could_not_be_built_may_try_again(tmp_path):
     with Robot(partial(Picky, str(tmp_path / "made")), tasks={"RL": task}, n_agents=4, driver=TWO) as robot:
         with pytest.raises(AgentFailed, match="building its agents raised OSError: no such display"):
             robot.run(StopAfterSteps(50))
-        assert not any(seat.up and not seat.taken for seat in robot._driver.workers)
+        assert not any(seat.up and not seat.taken for seat in robot.pool.driver.workers)
         robot.run(StopAfterSteps(50))
         assert robot.env_steps >= 50
 
@@ -424,7 +424,7 @@ def test_an_answer_to_a_question_that_was_given_up_is_nobodys(tmp_path):
     with drifting(unrolling) as robot:
         robot.run(StopAfterSteps(50))
         robot.checkpoint_boundary()
-        driver = robot._driver
+        driver = robot.pool.driver
         order = driver.supervisor.order
 
         def struck(what, *rest, **notes):
@@ -443,6 +443,6 @@ def test_an_answer_to_a_question_that_was_given_up_is_nobodys(tmp_path):
 def test_a_worker_that_has_ended_may_be_killed_and_closed():
     with drifting(None, n_agents=2) as robot:
         robot.run(StopAfterSteps(20))
-        driver = robot._driver
+        driver = robot.pool.driver
         driver.link.kill(driver.workers[0])
         driver.link.kill(driver.workers[0])

@@ -142,7 +142,7 @@ def test_stops_and_killed_workers_leave_no_memory_behind():
     """A stop takes back the blocks that were on their way, so that no start needs new ones; a new worker has its own."""
     before = entries()
     with robot(Processes(workers=2), mode="async") as made:
-        driver = made._driver
+        driver = made.pool.driver
         for _ in range(5):
             made.run(StopAfterSteps(100))
         numbers = {key: set() for key in ("0.0", "1.0")}

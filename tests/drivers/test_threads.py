@@ -487,7 +487,7 @@ def test_ctrl_c_again_and_again():
                 robot.run()
             over = True
             thread.join()
-            robot._halt()
+            robot.pool.halt()
             assert asked == answered
             assert not framework_threads()
     finally:
@@ -515,7 +515,7 @@ def program(agent):
 
 robot = Robot(tasks={"echo": echo_task(Busy(), helper=Learner)}, agent=partial(Programmed, program), n_agents=4,
               driver="threads", mode="async")
-robot._advance()
+robot.pool.advance()
 robot.on_purpose_not_closed = True
 """
 
@@ -560,8 +560,8 @@ def test_an_agent_that_dies_while_its_request_is_computed(way):
             replies.append(ticket.out["echo"][ticket.start : ticket.start + 1].tolist())
 
     robot = robot_of(program, 3, task)
-    robot._driver._failed = lambda agent, error: failed.append((str(agent), str(error)))  # else the robot stops all
-    dying = threading.Thread(target=lambda: (until(lambda: robot.agents[0] not in robot._driver.agents and computing.is_set(),
+    robot.pool.driver._failed = lambda agent, error: failed.append((str(agent), str(error)))  # else the robot stops all
+    dying = threading.Thread(target=lambda: (until(lambda: robot.agents[0] not in robot.pool.driver.agents and computing.is_set(),
                                                    SAFETY_S), dead.set()))
     dying.start()
     robot.run()
@@ -597,7 +597,7 @@ def test_a_server_that_dies_of_a_bug_fails_all_tickets_instead_of_hanging(stage,
     if stage == "serve":
         monkeypatch.setattr(queue, "serve", bug)
     else:
-        original, failed_once = robot._driver._count_in, []
+        original, failed_once = robot.pool.driver._count_in, []
 
         def count_in(tickets, own=None):
             learning = threading.current_thread().name == "echo learn"
@@ -607,7 +607,7 @@ def test_a_server_that_dies_of_a_bug_fails_all_tickets_instead_of_hanging(stage,
                 bug()
             return original(tickets, own)
 
-        monkeypatch.setattr(robot._driver, "_count_in", count_in)
+        monkeypatch.setattr(robot.pool.driver, "_count_in", count_in)
     with pytest.raises((TaskFailed, RuntimeError), match="(?s)could not go on with .*RuntimeError: a bug of the framework"):
         robot.run()
     assert len(errors) == 4
@@ -659,7 +659,7 @@ def test_no_agent_is_lost_from_the_counts():
         for mode in ("sync", "async"):
             with robot_of(program, 6, echo_task(helper=Learner), mode=mode) as robot:
                 robot.run()
-                driver = robot._driver
+                driver = robot.pool.driver
                 assert (driver.rounds.acting, driver.rounds.learners, driver._held) == (0, set(), [])
     finally:
         sys.setswitchinterval(interval)
@@ -675,7 +675,7 @@ def test_parking_and_signals_never_miss_each_other():
             if kind < 0.4:
                 n = 4 * rng.randrange(1, 6)
                 assert robot.collect(n_step=n).n_steps == n
-                assert len(robot._driver.parked) == 4
+                assert len(robot.pool.driver.parked) == 4
             elif kind < 0.6:
                 robot.checkpoint_boundary()
             elif kind < 0.8:
@@ -690,7 +690,7 @@ def test_parking_and_signals_never_miss_each_other():
 def test_an_interruption_that_comes_while_an_agent_parks():
     """The signal is given between the agent's last look and its parking: it must obey, not sleep."""
     with walking(lambda: OffPolicyHelper(size=1000, batch_size=2, learn_every=5), n_agents=1) as robot:
-        agent, driver = robot.agents[0], robot._driver
+        agent, driver = robot.agents[0], robot.pool.driver
         park = driver.park
         given = []
 
@@ -737,10 +737,10 @@ def test_an_interrupted_call_of_the_robots_thread_holds_up_nobody():
         ask(50, agent)
 
     robot = robot_of(program, 4, task)
-    robot._ensure_started()
-    ghost = Communicator(robot.wrappers["echo"], robot.agents[0], robot._driver)
+    robot.pool.ensure_started()
+    ghost = Communicator(robot.wrappers["echo"], robot.agents[0], robot.pool.driver)
     end_by_ctrl_c(lambda: ghost.predict((np.array([99.0, 1.0]),)), 0.05, lambda: robot.wrappers["echo"].predictions.rows)
-    assert robot._driver.rounds.acting == 4
+    assert robot.pool.driver.rounds.acting == 4
     go.set()
     robot.run()
     robot.close()

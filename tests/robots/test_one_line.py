@@ -1,5 +1,7 @@
 """A robot in one line: `Robot.of`, `run(steps)`, `act`, and what they refuse."""
 
+from dataclasses import replace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -72,7 +74,7 @@ def test_what_act_says_is_what_an_evaluation_does():
     task = ComputationTask(func, lambda: OffPolicyHelper(transforms=[ObservationNormalizer()], warmup=32))
     with Robot("CartPole-v1", tasks={"RL": task}, n_agents=2) as robot:
         robot.run(200)  # the normaliser has statistics
-        robot._make_agent = Watched
+        robot.pool.options = replace(robot.pool.options, agent=Watched)
         robot.evaluate(1)
         assert [robot.act(obs) for obs, _ in seen] == [act for _, act in seen] and len(seen) > 3
         assert robot.act(np.stack([obs for obs, _ in seen])).tolist() == [act for _, act in seen]

@@ -72,7 +72,7 @@ def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(tmp_path):
 def test_workers_that_never_wait_for_updates_are_the_default():
     with robot() as made:
         assert not made.sync and {task.serve for task in made.tasks.values()} == {"replica"}
-        assert len(made._driver.workers) == min(max(os.cpu_count() - 1, 1), 2)  # one core is the updates'
+        assert len(made.pool.driver.workers) == min(max(os.cpu_count() - 1, 1), 2)  # one core is the updates'
         made.run(StopWhen(lambda robot: robot.counters()["updates/model"] > 5))
 
 
@@ -105,7 +105,7 @@ def test_rays_actors_do_what_worker_processes_do(serve):
 
 def test_a_worker_that_is_killed_is_replaced_and_leaves_no_nodes_behind():
     with robot(serve="central", workers=Workers(count=2)) as made:
-        driver, places, killed = made._driver, made.tasks["model"].places, []
+        driver, places, killed = made.pool.driver, made.tasks["model"].places, []
 
         def kills(robot):
             if len(killed) < 2 and robot.env_steps > 30 * (1 + len(killed)) and driver.restarts == len(killed):

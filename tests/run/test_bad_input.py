@@ -29,7 +29,7 @@ def fails_cleanly(robot, error, message, mend=None):
             robot.run(StopAfterSteps(1000), log)
         assert log.events[-1] == ("hook", "POST_EXPERIMENT")
         assert log.count("PRE_EPISODE") == log.count("POST_EPISODE")
-        assert robot._driver.agents == [] and not robot.stop_requested  # every agent has ended
+        assert robot.pool.driver.agents == [] and not robot.stop_requested  # every agent has ended
         assert all(not queue.rows for wrapper in robot.wrappers.values() for queue in (wrapper.predictions, wrapper.trainings))
         if mend is not None:
             mend(robot)

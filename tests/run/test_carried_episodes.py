@@ -157,8 +157,8 @@ def test_hooks_hear_of_a_cut_and_of_whole_returns():
 
     heard = Log()
     with robot_of(n_agents=1) as robot:
-        robot._run_hooks = [heard]
-        robot._observe()
+        robot.pool._run_hooks = [heard]
+        robot.pool.observe()
         for _ in range(20):
             robot.train_iter()
             robot.checkpoint_boundary()

@@ -933,9 +933,9 @@ def test_closing_drains_the_queues_or_answers_stopped(driver, drain):
     tickets = []
     task = ComputationTask(Recorder(), training_rule=BatchRule(min_rows=100), helper=Waits)
     robot = Robot(lambda: Corridor(3), tasks={"RL": task}, agent=Sender, driver=driver)
-    robot._advance()
+    robot.pool.advance()
     if driver == "threads":
-        until(lambda: robot._driver.parked)  # nobody is left who could still come
+        until(lambda: robot.pool.driver.parked)  # nobody is left who could still come
     robot.close(drain=drain)
     try:
         answers.append(robot.agents[0].helpers["RL"].comm.get(tickets[0])["loss"])
@@ -1034,11 +1034,11 @@ def test_the_last_update_before_a_checkpoint_speaks_in_both_runs(tmp_path):
 
 @pytest.mark.parametrize("driver", ["cooperative", "threads"])
 @pytest.mark.parametrize(("where", "what"), [
-    (lambda robot: (robot._driver, "join"), lambda robot: robot.add_agents(1)),
-    (lambda robot: (robot._driver, "reopen"), lambda robot: robot.remove_agent(robot.agents[1])),
-    (lambda robot: (robot, "_halt"), lambda robot: robot.add_agents(1)),
-    (lambda robot: (robot._driver, "iterate"), lambda robot: robot.train_iter()),
-    (lambda robot: (robot._driver, "halt"), lambda robot: robot.checkpoint_boundary()),
+    (lambda robot: (robot.pool.driver, "join"), lambda robot: robot.add_agents(1)),
+    (lambda robot: (robot.pool.driver, "reopen"), lambda robot: robot.remove_agent(robot.agents[1])),
+    (lambda robot: (robot.pool, "halt"), lambda robot: robot.add_agents(1)),
+    (lambda robot: (robot.pool.driver, "iterate"), lambda robot: robot.train_iter()),
+    (lambda robot: (robot.pool.driver, "halt"), lambda robot: robot.checkpoint_boundary()),
 ], ids=["join", "reopen", "halt", "iterate", "boundary"])
 def test_after_ctrl_c_anywhere_the_next_run_is_whole(driver, where, what, monkeypatch):
     with robot_of(a2c(Noisy), lambda: OnPolicyHelper(unroll=5), Noisy, n_agents=3, driver=driver) as robot:
@@ -1091,10 +1091,10 @@ def test_draining_does_not_wait_for_ever(monkeypatch):
     monkeypatch.setattr(module, "DRAIN_PATIENCE", 0.2)
     robot = robot_of(Recorder(), off(batch_size=2, learn_every=2), lambda: Blocks(9), n_agents=2, driver="threads", mode="async")
     envs = [agent.env._env for agent in robot.agents]
-    robot._advance()
+    robot.pool.advance()
     until(lambda: Blocks.stuck == 2)
-    join = robot._driver.join
-    robot._driver.join = lambda timeout: (Blocks.gate.set(), join(timeout))[1]  # they come back when nobody waits any more
+    join = robot.pool.driver.join
+    robot.pool.driver.join = lambda timeout: (Blocks.gate.set(), join(timeout))[1]  # they come back when nobody waits any more
     with pytest.raises(RuntimeError, match="still busy 0.2 s after they were told to end their episodes: agent 0, agent 1"):
         robot.close(drain=True)
     assert [env.closed for env in envs] == [1, 1]
@@ -1108,7 +1108,7 @@ def test_environments_are_closed_though_draining_fails(driver):
 
     robot = Robot(lambda: Corridor(end=None), tasks={"RL": ComputationTask(Fails())}, driver=driver, mode="async")
     env = robot.agents[0].env._env
-    robot._advance()
+    robot.pool.advance()
     robot.agents[0].helpers["RL"].comm.put_training({"obs": np.zeros((3, 1), np.float32)})
     with pytest.raises(TaskFailed, match="no update"):
         robot.close(drain=True)

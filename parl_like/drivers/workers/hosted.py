@@ -108,7 +108,8 @@ class HostedDriver(WorkerStates):
 
     def _recipe(self, worker: WorkerHandle) -> Recipe:
         """Return what a worker's next process is told."""
-        pool, root, proxies = self.pool, self.pool._seeds, {}
+        pool, made_of, proxies = self.pool, self.pool.options, {}
+        root = made_of.seed
         worker.owner = Owner()  # the rows of the process before are free when nothing that it sent waits any more
         for name, proxy in self._proxies.items():
             task = pool.tasks[name]
@@ -119,7 +120,7 @@ class HostedDriver(WorkerStates):
         again = (worker.incarnation,) if worker.incarnation else ()  # the agents of a new worker do not repeat the old one's luck
         seeds = [(a.index, self._seeds[a.index].entropy, (*self._seeds[a.index].spawn_key, *again)) for a in worker.agents]
         return Recipe(
-            worker.name, proxies, for_elsewhere(pool._env), pool._make_agent, pool._label, pool.mode, self.sync, seeds,
+            worker.name, proxies, for_elsewhere(made_of.env), made_of.agent, made_of.label, pool.mode, self.sync, seeds,
             (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), pool.trace is not None,
             self.options.agent_restarts, len(pool.agents), worker.agents[0].n_envs)
 
@@ -173,7 +174,7 @@ class HostedDriver(WorkerStates):
         """Returns when every worker has said hello."""
         while not self.stopping and not all(worker.up for worker in self.workers):
             self._pump()
-            self.pool._raise()
+            self.pool.raise_error()
 
     def _start_agents(self) -> None:
         """Starts the agents of workers that are up and have not been told."""
@@ -387,16 +388,16 @@ class HostedDriver(WorkerStates):
             for name, n in zip(COUNTS, notes.get(f"{queue.kind} {queue.task.name}", ()), strict=False):
                 setattr(counters, name, getattr(counters, name) + n)
             if queue.kind == "learn" and (rows := notes.get(f"rows {queue.task.name}")):
-                pool.rows.count(queue.task.name, *rows)
+                pool.statistics.count_rows(queue.task.name, *rows)
         pool.take_over(notes)
         if "steps" in notes:
             if agent.env is not None:
                 agent.env.time_steps += notes["time"]
-            pool.env_steps += notes["steps"]
+            pool.statistics.env_steps += notes["steps"]
             with self._called(agent):
                 for call in self._post_steps:
                     call(agent)
-                if pool.should_stop is not None and pool.should_stop(pool):
+                if pool.should_stop is not None and pool.should_stop(pool.robot):
                     pool.request_stop()
         if "stop" in notes:
             pool.request_stop()
@@ -431,7 +432,7 @@ class HostedDriver(WorkerStates):
         for index, env, episode_return, length in zip(*(column.tolist() for column in columns.values()), strict=True):
             value = np.array(episode_return) if isinstance(episode_return, list) else episode_return
             if index < 0:
-                self.pool.count_episode(env, value, length, next(parts, ()))
+                self.pool.statistics.count_episode(env, value, length, next(parts, ()))
                 continue
             agent = worker.agents[index - worker.agents[0].index]
             agent.env.episode_return, agent.env.episode_length, agent.env.env_index = value, length, env

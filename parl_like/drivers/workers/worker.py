@@ -149,13 +149,14 @@ class Worker:
             time_steps = self._time_steps()
             notes["steps"], notes["time"] = pool.env_steps - self.steps, time_steps - self.time_steps
             self.steps, self.time_steps = pool.env_steps, time_steps
-        if pool.episodes_cut:
-            notes["cuts"], pool.episodes_cut = pool.episodes_cut, 0
-        if pool.bad_values:
-            notes["bad"], pool.bad_values = pool.bad_values, 0
+        done = pool.statistics
+        if done.episodes_cut:
+            notes["cuts"], done.episodes_cut = done.episodes_cut, 0
+        if done.bad_values:
+            notes["bad"], done.bad_values = done.bad_values, 0
         if pool.said:
             notes["said"], pool.said = "\n".join(pool.said), []
-        for name, rows in pool.rows.take().items():
+        for name, rows in done.rows.take().items():
             notes[f"rows {name}"] = list(rows)
         for queue in self.driver.queues:
             counted = [getattr(queue.counters, name) for name in COUNTS]
@@ -179,12 +180,12 @@ class Worker:
         if self.tell_steps:
             notes["agent_steps"], self.tell_steps = [agent.steps for agent in self.pool.agents], False
         kinds = {"agent": np.int32, "env": np.int64, "return": np.float64, "length": np.int64}
-        columns = zip(*self.pool.ended, strict=True)
+        columns = zip(*self.pool.statistics.ended, strict=True)
         episodes = {name: np.array(column, kind) for (name, kind), column in zip(kinds.items(), columns, strict=False)}
-        self.pool.ended.clear()
-        if self.pool.parts:
-            episodes["parts"] = np.array(self.pool.parts, np.float64)
-            self.pool.parts.clear()
+        self.pool.statistics.ended.clear()
+        if self.pool.statistics.parts:
+            episodes["parts"] = np.array(self.pool.statistics.parts, np.float64)
+            self.pool.statistics.parts.clear()
         return notes, episodes
 
     # --------------------------------------------------------------------------------------------------------------- orders
@@ -262,7 +263,7 @@ class Worker:
 
     def _start(self, message: Message) -> None:
         self._limit(message)
-        self.pool._ensure_started()
+        self.pool.ensure_started()
 
     def _resume(self, message: Message) -> None:
         self.driver.resume(self._limit(message))
@@ -272,13 +273,13 @@ class Worker:
 
     def _stop(self, message: Message) -> None:
         """Ends all agents; they can be started again."""
-        self.pool._halt()
+        self.pool.halt()
         self.pool.wants_stop = False
         self.tell_steps = True
 
     def _settle(self, message: Message) -> None:
         """After an interruption: updates whose replies have come."""
-        self.pool._settle()
+        self.pool.settle()
         self.tell_steps = True
 
     def _answer(self, state: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
+from importlib import import_module
 from time import sleep
 from typing import Any
 
@@ -16,12 +17,16 @@ from parl_like.drivers.messages import ERRORS, Kind, Message, text_of
 from parl_like.drivers.workers.proxies import TaskProxy
 from parl_like.environment.factory import make_one
 from parl_like.environment.hooks import Hook, TraceHash
-from parl_like.interfaces import AgentPort
+from parl_like.interfaces import AgentPort, RunPort
 from parl_like.process.child import RestartBudget
 from parl_like.run.agent_pool import AgentPool
 from parl_like.run.driver import CALLED_BY_AGENT
+from parl_like.run.pool_options import PoolOptions
+from parl_like.run.statistics import Counted, Statistics
 from parl_like.tasks.queues import PredictionQueue, RequestBatch, RequestQueue
+from parl_like.tasks.task import ComputationTask
 from parl_like.tasks.tickets import Counters, Ticket
+from parl_like.tasks.wrapper import ComputationWrapper
 from parl_like.values.errors import Interrupted, Stopped, TaskFailed
 
 BACK_OFF, PERIOD = 0.1, 60.0
@@ -178,11 +183,8 @@ class EpisodeReport(Hook):
                 agent.quota_episodes -= 1
 
 
-class WorkerPool(AgentPool):
-    """The agents of one worker, as a pool of their own.
-
-    Args:
-        report: Called with an agent's index, what its code raised, and whether it begins anew.
+class WorkerStatistics(Statistics):
+    """Counters that are sent to the robot.
 
     Attributes:
         ended: Episodes since the last turn, as `EpisodeReport` has them; those that the robot is to count have −1 for the agent,
@@ -190,12 +192,66 @@ class WorkerPool(AgentPool):
         parts: Of the rewards of the latter, where there are any.
     """
 
-    remote = True
-    _driver: RemoteDriver
+    def __init__(self) -> None:
+        super().__init__(warns=False)
+        self.ended: list[tuple[int, int, Any, int]] = []
+        self.parts: list[Any] = []
+
+    def count_episode(self, env: int, episode_return: Any, length: int, parts: Any = ()) -> None:
+        self.ended.append((-1, env, episode_return, length))
+        if len(parts):
+            self.parts.append(parts)
+
+
+class RobotProxy(Counted, RunPort):
+    """The robot, as agents in a worker know it: the counters, tasks and agents are those of this worker.
+
+    Any other attribute of a robot raises RuntimeError, for the robot is in another process.
+    """
+
+    def __init__(self, pool: WorkerPool) -> None:
+        self._pool, self.statistics = pool, pool.statistics
 
     @property
-    def driver(self) -> RemoteDriver:
-        return self._driver
+    def mode(self) -> str:
+        return self._pool.mode
+
+    @property
+    def driver_name(self) -> str:
+        return self._pool.driver_name
+
+    @property
+    def tasks(self) -> dict[str, ComputationTask]:
+        return self._pool.tasks
+
+    @property
+    def wrappers(self) -> dict[str, ComputationWrapper]:
+        return self._pool.wrappers
+
+    @property
+    def agents(self) -> list[Agent]:
+        return self._pool.agents
+
+    def request_stop(self) -> None:
+        self._pool.request_stop()
+
+    def __getattr__(self, name: str) -> Any:
+        if hasattr(import_module("parl_like.run.robot").Robot, name):
+            raise RuntimeError(CALLED_BY_AGENT)
+        raise AttributeError(f"{name}: the robot is in another process, and its agents' own attributes of it are those that they "
+                             "set in their worker")
+
+
+class WorkerPool(AgentPool):
+    """The agents of one worker, as a pool of their own.
+
+    Args:
+        report: Called with an agent's index, what its code raised, and whether it begins anew.
+    """
+
+    remote = True
+    driver: RemoteDriver
+    statistics: WorkerStatistics
 
     def _first_env(self, member: Agent) -> int:
         """Agents of other workers are not known here: each has room for as many environments as the example of an agent, and
@@ -207,22 +263,21 @@ class WorkerPool(AgentPool):
 
     def __init__(self, recipe: Recipe, report: Callable[[int, BaseException, bool], None]) -> None:
         self.recipe, self._report = recipe, report
-        self.trace = TraceHash() if recipe.trace else None
         entropy, key = recipe.seed
         seed = np.random.SeedSequence(entropy, spawn_key=key)
         self.wants_stop = False
         self.said: list[str] = []
         self._budgets = {index: RestartBudget(recipe.agent_restarts, PERIOD, BACK_OFF, 10.0) for index, _, _ in recipe.agents}
-        self.ended: list[tuple[int, int, Any, int]] = []
-        self.parts: list[Any] = []
         tasks = {proxy.name: proxy.make(child) for proxy,
                  child in zip(recipe.tasks.values(), seed.spawn(len(recipe.tasks)), strict=True)}
-        super().__init__(tasks, recipe.env, recipe.agent, len(recipe.agents), seed, "processes", recipe.sync, recipe.mode,
-                         recipe.label)
-        self._run_hooks = [EpisodeReport(self.ended)]
-        self._observe()
+        options = PoolOptions(tasks, recipe.env, recipe.agent, seed, "processes", recipe.sync, recipe.mode, recipe.label,
+                              trace=TraceHash() if recipe.trace else None)
+        super().__init__(options, lambda: self._proxy, WorkerStatistics())
+        self._proxy = RobotProxy(self)
+        self.fill(len(recipe.agents))
+        self.hear([EpisodeReport(self.statistics.ended)])
 
-    def _make_driver(self, *options: Any) -> Any:
+    def _make_driver(self) -> Any:
         return RemoteDriver(self._agent_failed, self._again)
 
     def _again(self, agent: Agent, error: Exception) -> bool:
@@ -241,9 +296,9 @@ class WorkerPool(AgentPool):
                 with suppress(Exception):  # it is broken
                     agent.env.close()
                 time_steps = agent.env.time_steps
-                agent.join(lambda: make_one(self._env))
+                agent.join(lambda: make_one(self.options.env))
                 agent.env.time_steps = time_steps
-                self._observe()
+                self.observe()
         except Exception as second:  # noqa: BLE001  building it failed, too
             return self._again(agent, second)
         agent.needs_seed = True
@@ -256,11 +311,6 @@ class WorkerPool(AgentPool):
     def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
         return [(index, np.random.SeedSequence(entropy, spawn_key=key)) for index, entropy, key in self.recipe.agents]
 
-    def count_episode(self, env: int, episode_return: Any, length: int, parts: Any = ()) -> None:
-        self.ended.append((-1, env, episode_return, length))
-        if len(parts):
-            self.parts.append(parts)
-
     def tell(self, text: str) -> None:
         self.said.append(text)  # the robot's process says it
 
@@ -268,12 +318,6 @@ class WorkerPool(AgentPool):
         self.wants_stop = True
         for agent in self.agents:
             agent.signal = agent.signal or "park"
-
-    def _refuse(self, *args: Any, **kwargs: Any) -> Any:
-        raise RuntimeError(CALLED_BY_AGENT)
-
-    run = train_iter = iterate = epochs = collect = update = evaluate = _refuse
-    watch = play = save = load = checkpoint_boundary = close = _refuse
 
     def _agent_failed(self, agent: Agent, error: BaseException) -> None:
         if not isinstance(error, (Stopped, Interrupted)):
