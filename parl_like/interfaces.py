@@ -11,9 +11,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
+    import torch
 
     from parl_like.values.spec import Array, Spec
 
+Mode = Literal["collect", "update", "test"]
+"""Why a prediction is asked for: by a robot's own agents, by another task's update, or by an evaluation."""
 AgentIn = TypeVar("AgentIn", contravariant=True)
 """An agent that a driver runs: `parl_like.agents.agent.Agent`."""
 QueueIn = TypeVar("QueueIn", contravariant=True)
@@ -57,9 +60,29 @@ class TrainedAlgorithm(AlgorithmPort, Protocol):
     transient: tuple[str, ...]
     remembers: tuple[str, ...]
 
-    def networks(self) -> Mapping[str, Any]: ...
+    @property
+    def rng(self) -> np.random.Generator: ...
+
+    @property
+    def torch_rng(self) -> torch.Generator: ...
+
+    def networks(self) -> Mapping[str, torch.nn.Module]: ...
 
     def fixed_settings(self) -> Mapping[str, str]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+
+
+class RowLearner(Protocol):
+    """A compiled twin of an algorithm for rows of numbers, see `Algorithm.row_learner`; `reports` names what it returns."""
+
+    reports: str
+
+    def act(self, obs: int, noise: float, /) -> int: ...
+
+    def learn(self, obs: int, act: int, rew: float, obs_next: int, terminated: bool, next_act: int, /) -> float: ...
 
 
 class TaskPort(Protocol):
@@ -88,29 +111,29 @@ class TaskPort(Protocol):
     def algorithm(self) -> AlgorithmPort: ...
 
 
+class AskedTask(TaskPort, Protocol):
+    """A task, as its queues and the tasks that ask it know it."""
+
+    def act(self, inputs: Mapping[str, Array], mode: Mode = "collect") -> tuple[dict[str, Array], int]:
+        """Return flat output name → [N, …], and the version of the parameters that gave them."""
+
+
 class TrainedTask(TaskPort, Protocol):
-    """A task, as learning knows it: its optimisers, its lock, and the tasks that share parameters with it (`sharers`)."""
+    """A task, as a checkpoint and schedules know it: its optimisers, and the rates by which they were set."""
 
-    lock: Any
-    rates: Any
-    sharers: Any
+    rates: dict[str, float]
 
     @property
-    def algorithm(self) -> Any: ...
+    def algorithm(self) -> TrainedAlgorithm: ...
 
     @property
-    def optimizer(self) -> Any: ...
+    def optimizer(self) -> torch.optim.Optimizer | None: ...
 
     @property
-    def optimizers(self) -> Mapping[str, Any]: ...
+    def optimizers(self) -> Mapping[str, torch.optim.Optimizer]: ...
 
     def owner(self) -> str:
         """Return how messages name it."""
-
-    def steppers(self) -> Sequence[Any]: ...
-
-    def optimized(self) -> Sequence[Any]:
-        """Return the parameters that its learning changes."""
 
     def move_ends(self, key: str, ends: Sequence[int]) -> None:
         """Let the schedules of a span end there."""

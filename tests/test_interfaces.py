@@ -2,14 +2,28 @@
 an underscore stay in theirs."""
 
 import ast
+import inspect
 import json
 import re
 from pathlib import Path
+
+import pytest
+
+from parl_like import AgentHelper, ComputationTask
+from parl_like.agents.acting import Acting
+from parl_like.agents.row_writer import RowWriter
+from parl_like.agents.updates import UpdateSender
+from parl_like.learning.parameter_owners import LearnedParameters
+from parl_like.tasks.algorithm_runner import AlgorithmRunner
+from parl_like.tasks.row_updates import RowUpdates
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(path for top in ("parl_like", "robots", "algorithms", "models", "envs") for path in (ROOT / top).rglob("*.py"))
 ALLOWED = ROOT / "tests" / "data" / "private_names_of_others.json"
 """Path → names of other files with an underscore that it still uses. It only shrinks."""
+
+PARTS_OF_THE_CORE = (AgentHelper, Acting, RowWriter, UpdateSender,
+                     ComputationTask, AlgorithmRunner, LearnedParameters, RowUpdates)
 
 PARTS = re.compile(r"(robot|agent|task|pool|helper|algorithm|queue|driver|wrapper)s?")
 UNTYPED = re.compile(r"(((list|Sequence|Iterable)\[|(dict|Mapping)\[str, )Any\]|Any)( \| None)?")
@@ -91,3 +105,11 @@ def test_private_names_are_found():
     source = ("import torch\ndef f(pool, other):\n    torch._foreach_add(1)\n    pool._halt()\n    other._mine\n"
               "class A:\n    def __init__(self):\n        self._mine = super()._theirs\n        self._seen.pool._deep\n")
     assert list(private_names_of_others(ast.parse(source))) == [(4, "pool._halt"), (9, "self._seen.pool._deep")]
+
+
+@pytest.mark.parametrize("kind", PARTS_OF_THE_CORE, ids=lambda kind: kind.__name__)
+def test_parts_of_the_core_have_few_attributes_and_methods(kind):
+    nodes = list(ast.walk(ast.parse(inspect.getsource(kind))))
+    assigned = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+                and isinstance(node.value, ast.Name) and node.value.id == "self"}
+    assert len(assigned) <= 20 and sum(isinstance(node, ast.FunctionDef) for node in nodes) <= 30

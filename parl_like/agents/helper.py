@@ -12,7 +12,7 @@ import numpy as np
 
 from parl_like.agents.acting import Acting
 from parl_like.agents.helper_checks import check_buffer, check_explorer, check_options, check_outputs, check_rows
-from parl_like.agents.helper_context import HelperContext, part
+from parl_like.agents.helper_context import HelperContext
 from parl_like.agents.row_format import RowFormat
 from parl_like.agents.row_writer import RowWriter
 from parl_like.agents.updates import UpdateSender
@@ -30,6 +30,7 @@ from parl_like.tasks.tickets import joined
 from parl_like.tasks.wrapper import Communicator
 from parl_like.values.action_codec import action_map
 from parl_like.values.errors import NotEnoughRows
+from parl_like.values.parts import part
 from parl_like.values.spec import Array, Spec, SpecError
 from parl_like.values.user_calls import Guarded
 

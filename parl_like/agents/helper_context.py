@@ -1,10 +1,9 @@
-"""HelperContext: what a helper is given when it joins its task; `part`: an attribute of a helper that one of its parts holds."""
+"""HelperContext: what a helper is given when it joins its task."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -62,20 +61,3 @@ class HelperContext:
     def window(self) -> Window:
         """The rows that the task's algorithm looks at together."""
         return self.task.algorithm.window
-
-
-def part(path: str) -> Any:
-    """Return an attribute that stands for `path`, such as 'acting.steps': it is read and assigned there."""
-    return _Part(path)
-
-
-class _Part:
-    def __init__(self, path: str) -> None:
-        holder, _, self._name = path.rpartition(".")
-        self._read, self._holder = attrgetter(path), attrgetter(holder)
-
-    def __get__(self, instance: Any, owner: type) -> Any:
-        return self if instance is None else self._read(instance)
-
-    def __set__(self, instance: Any, value: Any) -> None:
-        setattr(self._holder(instance), self._name, value)

@@ -14,6 +14,7 @@ from parl_like.agents.helper_context import HelperContext
 from parl_like.learning.algorithm import Algorithm
 from parl_like.learning.explorers import EpsilonGreedy, Explorer, random_actions
 from parl_like.learning.model import ArrayModel
+from parl_like.tasks.row_updates import RowUpdates
 from parl_like.values.batch import Batch
 from parl_like.values.batch_leaf import same
 from parl_like.values.spec import Array, SpecError, nest
@@ -68,8 +69,9 @@ class OnlineHelper(AgentHelper):
         self._queue = self.context.comm.wrapper.predictions
         self._dtype = model.act_space.dtype if isinstance(model.act_space, gym.spaces.Box) else None
         self._marked = bool(self.writer.marks.names)  # which a learner of numbers is not told
-        self._learner: Any = task.algorithm.row_learner() if self._n and self._unmapped and not self._marked else None
-        self._acts = self._learner is not None and type(self.explorer) is EpsilonGreedy
+        self._updates = RowUpdates(task)
+        self._learner = task.algorithm.row_learner() if self._n and self._unmapped and not self._marked else None
+        self._actor = self._learner if type(self.explorer) is EpsilonGreedy else None  # which acts as this explorer does
         self._result: Any = {}  # of the newest update
         self._looks_ahead = "next_act" in self.window.fields
         self._open: Any = None  # the row whose next action is not known yet, and its obs_next
@@ -98,8 +100,8 @@ class OnlineHelper(AgentHelper):
         noise = None
         if (drawn := self._noise) is not None:
             noise = drawn.left.pop() if drawn.left else drawn.draw()
-            if self._acts:
-                return self._learner.act(obs, noise)
+            if self._actor is not None:
+                return self._actor.act(obs, noise)
         attributes = algorithm.__dict__  # past `__setattr__`
         before, attributes["mode"] = algorithm.mode, self.context.mode
         try:
@@ -121,7 +123,7 @@ class OnlineHelper(AgentHelper):
 
         Raises:
             SpecError: a value does not fit its field, or the reward is not finite; nothing was learned.
-            Diverged: see `ComputationTask.learn_row`.
+            Diverged: see `RowUpdates.learn`.
         """
         if self.context.mode == "test":
             return
@@ -182,7 +184,7 @@ class OnlineHelper(AgentHelper):
             self.context.task.follow(self.context.agent.pool.statistics.env_steps)
         if self._learner is not None:
             try:
-                self._result = self.context.task.learn_numbers(
+                self._result = self._updates.learn_numbers(
                     self._learner, obs, act, rew, obs_next, terminated, -1 if next_act is None else next_act)
             except IndexError as error:
                 raise SpecError(f"{self.where}: {error}") from None
@@ -194,11 +196,11 @@ class OnlineHelper(AgentHelper):
             fields.update(zip(self.writer.marks.names, marks, strict=True))
         if self._looks_ahead:
             fields["next_act"], fields["has_next"] = act if next_act is None else next_act, next_act is not None
-        self._result = self.context.task.learn_row(self._row)
+        self._result = self._updates.learn(self._row)
 
     def _results(self) -> Mapping[str, Any]:
         result = self._result
-        return result if isinstance(result, Mapping) else {self._learner.reports: result}
+        return result if self._learner is None or isinstance(result, Mapping) else {self._learner.reports: result}
 
     def _converted(self, obs: Any) -> Any:
         """An observation, checked, as its spec says."""

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from parl_like.interfaces import RowLearner
 from parl_like.learning.action_spaces import Takes
 from parl_like.learning.adam import FusedAdam
 from parl_like.learning.explorers import Explorer
@@ -310,10 +311,14 @@ class Algorithm(Guarded):
                              f"declares it: ComputationTask(..., asks=[{task!r}])")
         return self._asks(task, inputs)
 
+    def connect_asked(self, ask: Callable[[str, Mapping[str, Any]], Batch]) -> None:
+        """Let `ask` go through this function of a task's name and its inputs; the task calls it."""
+        self._asks = ask
+
     def follow(self, env_steps: int) -> None:
         """Note, before each update, how many steps the robot's environments have made, for schedules that go by them."""
 
-    def row_learner(self) -> Any:
+    def row_learner(self) -> RowLearner | None:
         """For `OnlineHelper`: a compiled twin of this algorithm for single rows of numbers, made anew. None: there is none, and
         `predict` and `learn` are called.
 

@@ -3,7 +3,7 @@ is built."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -19,9 +19,9 @@ class ContractError(TypeError):
     """A model does not offer what the algorithm calls, or returns something else."""
 
 
-def try_out(task: str, algorithm: Algorithm) -> dict[str, Array]:
+def try_out(owner: Callable[[], str], algorithm: Algorithm) -> dict[str, Array]:
     """Predicts two rows of zeros (of legal values, where 0 is none): makes parameters of lazy layers, and finds a model that does
-    not fit. Returns the outputs, [2, ...] each; puts the networks into eval mode."""
+    not fit. Returns the outputs, [2, ...] each; puts the networks into eval mode. `owner` gives the task's name."""
     check_methods(algorithm)
     for network in algorithm.networks().values():
         network.eval()
@@ -38,7 +38,7 @@ def try_out(task: str, algorithm: Algorithm) -> dict[str, Array]:
                                 "such as {'q': …}")
         out = flat_outputs(predicted)
     arrays = fetch(out)
-    check_rows(task, arrays, 2)
+    check_rows(owner, arrays, 2)
     return arrays
 
 
@@ -53,11 +53,11 @@ def flat_outputs(out: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def check_rows(task: str, out: Mapping[str, Array], rows: int) -> None:
+def check_rows(owner: Callable[[], str], out: Mapping[str, Array], rows: int) -> None:
     """Raises SpecError for an output of `predict` that has not one row for each of the batch."""
     for name, value in out.items():
         if not value.ndim or len(value) != rows:
-            spec = Spec(name, value.shape[1:], value.dtype, owner=f"task {task!r}, output of predict")
+            spec = Spec(name, value.shape[1:], value.dtype, owner=f"{owner()}, output of predict")
             raise spec.error(f"{value.shape} {value.dtype}", f"the batch has {rows} rows; return one row for each", True)
 
 

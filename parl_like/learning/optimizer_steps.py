@@ -71,6 +71,11 @@ class Stepper:
     def max_grad_norm(self) -> float | None:
         return setting(self.algorithm, self.loss.max_grad_norm)  # type: ignore[no-any-return]
 
+    def holds(self, parameters: set[int]) -> bool:
+        """Return whether its own optimiser has one of the parameters with these ids."""
+        return self.optimizer is not None and any(id(p) in parameters for group in self.optimizer.param_groups
+                                                  for p in group["params"])
+
     def _check_shares(self) -> None:
         if not self._first and self._largest:
             raise ValueError(f"{self.owner}: the schedule of the learning rate begins at 0, and a group of parameters at "

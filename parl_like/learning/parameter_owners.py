@@ -2,78 +2,144 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from parl_like.interfaces import TrainedTask
-from parl_like.learning.algorithm import Loss
+import torch
+
+from parl_like.learning.algorithm import Algorithm, Loss
 from parl_like.learning.model import ArrayModel
 from parl_like.learning.optimizer_steps import Optimization, Stepper
 from parl_like.values.errors import unknown
 
+_OWNER = "_parl_like_owner"
+"""Attribute of a parameter: a weak reference to its owner."""
 
-def claim(task: TrainedTask) -> Optimization:
-    """Makes the optimisers over the parameters that no other living task owns, and finds the owners of the rest.
+
+class LearnedParameters:
+    """The parameters that the learning of one task changes, and what goes with them.
 
     Two optimisers on one tensor would each keep moments for half of its gradients, so a shared parameter has one owner: the task
     that claimed it first. Its sharers step the owner's optimiser for it, and all of them have one lock.
 
-    Raises:
-        ValueError: two losses of the algorithm name the same parameter.
+    Args:
+        owner: Gives the task's name for messages.
+
+    Attributes:
+        lock: Held while they are read or changed. Tasks that share some, or ask each other, have one.
+        version: Updates that changed them, the task's own and those of `sharers`.
+        sharers: Those of the tasks that share some with this one.
+        optimization: The optimiser steps; None before `claim`.
     """
-    algorithm, steppers, owners, seen = task.algorithm, {}, [], set()
-    losses = {} if isinstance(algorithm.model, ArrayModel) else algorithm.losses
-    if losses is None:
-        losses = {"loss": Loss(algorithm.parameters(), "lr", "max_grad_norm",
-                               optimizer=lambda mine, lr: algorithm.optimizer(mine))}
-    if not isinstance(losses, Mapping) or not all(isinstance(loss, Loss) for loss in losses.values()):
-        raise TypeError(f"{task.owner()}: losses of {type(algorithm).__name__} is {losses!r:.80}; expected a dict from names to "
-                        "Loss(…)")
-    for name, loss in losses.items():
-        for named in (loss.lr, loss.max_grad_norm, loss.every):
-            if type(named) is str and named not in vars(algorithm):
-                raise ValueError(f"{task.owner()}, loss {name!r}: {unknown('attribute', named, vars(algorithm))} of "
-                                 f"{type(algorithm).__name__}; set it in the constructor")
-        mine, of_loss = [], []
-        for parameter in loss.parameters:
-            if id(parameter) in seen:
-                raise ValueError(f"{task.owner()}: two losses of {type(algorithm).__name__} name one parameter, of shape "
-                                 f"{tuple(parameter.shape)}, the second is {name!r}; name it in one of them, which then moves it")
-            seen.add(id(parameter))
-            owner = owner_of(parameter, task)
-            if owner is not task and owner not in of_loss:
-                of_loss.append(owner)
-            if owner is not task and not any(parameter is p for optimizer in owner.optimizers.values()
-                                             for group in optimizer.param_groups for p in group["params"]):
-                owner = owner_of(parameter, task, take=True)  # its `learn` changes it: nobody's optimiser holds it yet
-            if owner is task:
-                mine.append(parameter)
-        shared = {id(p) for p in loss.parameters} - {id(p) for p in mine}
-        others = [stepper for owner in of_loss for stepper in owner.steppers()
-                  if any(id(p) in shared for group in stepper.optimizer.param_groups for p in group["params"])]
-        steppers[name] = Stepper(task.owner(), loss, mine, others, algorithm.adam_eps, algorithm)
-        owners += [owner for owner in of_loss if owner not in owners]
-    optimization = Optimization(task.owner, algorithm, steppers)
-    # Whoever else changes them shall know of each new version, and wait for it.
-    owners += [owner for tensor in optimization.moved if (owner := owner_of(tensor, task)) is not task and owner not in owners]
-    if owners:
-        tensors = {id(p) for p in optimization.parameters}
-        for other in {*owners, *(sharer for owner in owners for sharer in owner.sharers)} - {task}:
+
+    def __init__(self, owner: Callable[[], str]) -> None:
+        self.owner = owner
+        self.lock = threading.RLock()
+        self.version = 0
+        self.sharers: weakref.WeakSet[LearnedParameters] = weakref.WeakSet()
+        self.optimization: Optimization | None = None
+
+    def new_version(self) -> None:
+        """Count a change of the parameters, here and for those who share some."""
+        self.version += 1
+        if self.sharers.data:  # type: ignore[attr-defined]  # the length of a WeakSet costs 1 µs
+            for sharer in self.sharers:
+                sharer.version += 1
+
+    @property
+    def optimizers(self) -> dict[str, torch.optim.Optimizer]:
+        """Loss → the optimiser of those of its parameters which this task owns."""
+        return {} if self.optimization is None else self.optimization.optimizers
+
+    def optimized(self) -> list[torch.Tensor]:
+        """Return all of them, also those that another task owns."""
+        return [] if self.optimization is None else self.optimization.parameters
+
+    def _steppers(self) -> dict[str, Stepper]:
+        return {} if self.optimization is None else self.optimization.steppers
+
+    @property
+    def rates(self) -> dict[str, float]:
+        """Loss → the learning rate that its optimiser's groups were set by, where it is a number."""
+        return {name: float(stepper.rate) for name, stepper in self._steppers().items() if stepper.rate is not None}
+
+    @rates.setter
+    def rates(self, value: Any) -> None:
+        if not isinstance(value, Mapping) or not all(isinstance(rate, float) for rate in value.values()):
+            raise ValueError(f"{self.owner()}, rates: expected numbers by the names of losses, got {value!s:.80}")
+        for name, stepper in self._steppers().items():
+            stepper.rate = value.get(name)  # a rate of this robot that differs is written at its next step
+
+    def claim(self, algorithm: Algorithm) -> Optimization:
+        """Make the optimisers over the algorithm's parameters that no other living task owns, and find the owners of the rest.
+
+        Raises:
+            TypeError: `losses` is no dict of `Loss`. ValueError: two losses of the algorithm name the same parameter.
+        """
+        steppers: dict[str, Stepper] = {}
+        owners: list[LearnedParameters] = []
+        seen = set()
+        for name, loss in self._losses(algorithm).items():
+            mine, of_loss = [], []
+            for parameter in loss.parameters:
+                if id(parameter) in seen:
+                    raise ValueError(f"{self.owner()}: two losses of {type(algorithm).__name__} name one parameter, of shape "
+                                     f"{tuple(parameter.shape)}, the second is {name!r}; name it in one of them, which then "
+                                     "moves it")
+                seen.add(id(parameter))
+                owner = self._owner_of(parameter)
+                if owner is not self and owner not in of_loss:
+                    of_loss.append(owner)
+                if owner is not self and not any(one.holds({id(parameter)}) for one in owner._steppers().values()):
+                    owner = self._owner_of(parameter, take=True)  # its `learn` changes it: nobody's optimiser holds it yet
+                if owner is self:
+                    mine.append(parameter)
+            shared = {id(p) for p in loss.parameters} - {id(p) for p in mine}
+            others = [stepper for owner in of_loss for stepper in owner._steppers().values() if stepper.holds(shared)]
+            steppers[name] = Stepper(self.owner(), loss, mine, others, algorithm.adam_eps, algorithm)
+            owners += [owner for owner in of_loss if owner not in owners]
+        optimization = self.optimization = Optimization(self.owner, algorithm, steppers)
+        # Whoever else changes them shall know of each new version, and wait for it.
+        owners += [owner for tensor in optimization.moved if (owner := self._owner_of(tensor)) is not self
+                   and owner not in owners]
+        if owners:
+            self._share_with(owners)
+        return optimization
+
+    def _losses(self, algorithm: Algorithm) -> Mapping[str, Loss]:
+        """Return the algorithm's losses by name: of several those that it names, else the one loss."""
+        losses: Any = {} if isinstance(algorithm.model, ArrayModel) else algorithm.losses
+        if losses is None:
+            losses = {"loss": Loss(algorithm.parameters(), "lr", "max_grad_norm",
+                                   optimizer=lambda mine, lr: algorithm.optimizer(mine))}
+        if not isinstance(losses, Mapping) or not all(isinstance(loss, Loss) for loss in losses.values()):
+            raise TypeError(f"{self.owner()}: losses of {type(algorithm).__name__} is {losses!r:.80}; expected a dict from names "
+                            "to Loss(…)")
+        for name, loss in losses.items():
+            for named in (loss.lr, loss.max_grad_norm, loss.every):
+                if type(named) is str and named not in vars(algorithm):
+                    raise ValueError(f"{self.owner()}, loss {name!r}: {unknown('attribute', named, vars(algorithm))} of "
+                                     f"{type(algorithm).__name__}; set it in the constructor")
+        return losses
+
+    def _share_with(self, owners: list[LearnedParameters]) -> None:
+        """Become a sharer of those who own or share some of the parameters, and take their lock."""
+        tensors = {id(p) for p in self.optimized()}
+        for other in {*owners, *(sharer for owner in owners for sharer in owner.sharers)} - {self}:
             if any(id(p) in tensors for p in other.optimized()):
-                other.sharers.add(task)
-                task.sharers.add(other)
-        related = [task]  # those that share parameters with it, those that share with these, and so on
+                other.sharers.add(self)
+                self.sharers.add(other)
+        related = [self]  # those that share parameters with it, those that share with these, and so on
         for one in related:
             related += [sharer for sharer in one.sharers if sharer not in related]
             one.lock = owners[0].lock
-    return optimization
 
-
-def owner_of(tensor: Any, task: TrainedTask, take: bool = False) -> TrainedTask:
-    """Whose it is: `task`'s from now on, where it was nobody's, or to `take` it."""
-    reference = getattr(tensor, "_parl_like_owner", None)
-    owner = None if reference is None or take else reference()
-    if owner is None:
-        tensor._parl_like_owner = weakref.ref(task)
-    return task if owner is None else owner
+    def _owner_of(self, tensor: Any, take: bool = False) -> LearnedParameters:
+        """Return whose it is: this task's from now on, where it was nobody's, or to `take` it."""
+        reference = getattr(tensor, _OWNER, None)
+        owner: LearnedParameters | None = None if reference is None or take else reference()
+        if owner is None:
+            setattr(tensor, _OWNER, weakref.ref(self))
+        return self if owner is None else owner

@@ -69,5 +69,5 @@ def refuse_divergence(tasks: Mapping[str, ComputationTask]) -> None:
     no finite numbers: it has learned nothing, and would go on like that."""
     for name, task in tasks.items():
         if task.skipped and not task.algorithm.updates:
-            last = f"; the last one: {task.fault}" if task.fault else ""
+            last = f"; the last one: {task.counts.fault}" if task.counts.fault else ""
             raise Diverged(f"task {name!r}: all {task.skipped} optimiser steps were left out, so nothing was learned{last}")

@@ -13,7 +13,7 @@ that.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from itertools import count
 from typing import Any
@@ -84,15 +84,14 @@ class ModelActor(TaskActor):
 
 
 class _SharedPlaces(Places):
-    """Rows of the shared model."""
+    """Rows of the shared model, which its actor gives out."""
 
-    def __init__(self, task: SharedTask) -> None:
+    def __init__(self, ask: Callable[[int], int]) -> None:
         super().__init__()
-        self._task = task
+        self._ask = ask
 
     def claim(self, owner: Any, n: int) -> int:
-        task = self._task
-        return int(task._get(task._actor.claim.remote(task.rank, n)))
+        return self._ask(n)
 
 
 class SharedTask(RayTask):
@@ -101,7 +100,10 @@ class SharedTask(RayTask):
     def __init__(self, task: ComputationTask, actor: Any, rank: int) -> None:
         super().__init__(task, actor)
         self.rank, self.others, self.clients = rank, 0, 1
-        self.places = _SharedPlaces(self)
+        self.places = _SharedPlaces(self._claim_rows)
+
+    def _claim_rows(self, n: int) -> int:
+        return int(self._get(self._actor.claim.remote(self.rank, n)))
 
     def _send(self, method: str, *arguments: Any, **options: Any) -> Any:
         call = self._actor.serve.options(concurrency_group=UPDATES) if method == "learn" else self._actor.serve

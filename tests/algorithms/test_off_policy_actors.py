@@ -118,7 +118,7 @@ def test_td3_without_its_novelties_is_ddpg():
 def test_each_loss_moves_its_own_parameters_only(make, monkeypatch):
     task = ComputationTask(make())
     model, moved = task.algorithm.model, {}
-    for name, stepper in task._optimization.steppers.items():
+    for name, stepper in task.learned.optimization.steppers.items():
         def step(updates, name=name, plain=stepper.step):
             before = {key: value.clone() for key, value in model.state_dict().items()}
             plain(updates)

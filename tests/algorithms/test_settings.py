@@ -97,7 +97,7 @@ def recorded(name):
     options = {**options_of(name, arguments(kind)), **{f"{helper}.{key}": value for key, value in HELPERS[helper].items()}}
     with Robot.of(name, env, n_agents=4 if helper == "PopulationHelper" else 2, total_steps=2_000, **options) as robot:
         if helper == "OnlineHelper":
-            return robot.tasks["RL"]._source, rows
+            return robot.tasks["RL"].source, rows
         rows, task = [], robot.tasks["RL"]
         learn = task.learn
 
@@ -107,7 +107,7 @@ def recorded(name):
         task.learn = watched
         while len(rows) < N_UPDATES:
             robot.run(200)
-        return task._source, rows[:N_UPDATES]
+        return task.source, rows[:N_UPDATES]
 
 
 def learned(source, updates, change=lambda algorithm: None):

@@ -236,7 +236,7 @@ def test_a_task_in_an_actor_answers_learns_fails_and_dies():
 
 @pytest.mark.slow
 def test_several_faces_of_one_actor_see_what_all_have_learned_step_by_step():
-    first = RayTask(ComputationTask(partial(Echo, steps=300)), num_cpus=0)
+    first = RayTask(ComputationTask(partial(Echo, steps=300)), resources={"num_cpus": 0})
     first.build()
     second = RayTask(ComputationTask(Echo), first._actor)
     second.build()

@@ -44,7 +44,7 @@ def test_a_batch_has_some_of_the_agents_and_all_but_the_first_are_of_an_older_po
 def test_agents_that_do_not_wait_learn_too():
     config = impala(n_agents=4, unroll=8, max_rows=16)
     task = build(config).tasks["RL"]
-    with Robot("CartPole-v1", tasks={"RL": ComputationTask(task._source, task.helper)}, n_agents=4, mode="async") as robot:
+    with Robot("CartPole-v1", tasks={"RL": ComputationTask(task.source, task.helper)}, n_agents=4, mode="async") as robot:
         for _ in robot.iterate(1000):
             pass
         assert robot.tasks["RL"].learns > 20 and 0.0 < robot.metrics()["RL/rho"] <= 1.0

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import wraps
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -23,7 +24,6 @@ from parl_like.values.errors import TaskFailed
 from parl_like.values.spec import Array
 
 UPDATES = "updates"
-COUNTS = ("version", "learns", "rows_learned", "skipped", "skips")
 IN_ACTOR = ("the algorithm is in a Ray actor; here it has spaces, window, explorer, plain attributes and networks(). Ask the "
             "task "
             "(helper.predict, helper.ask), or leave it in the robot's process")
@@ -57,8 +57,8 @@ class TaskActor:
         """Return what changes as the task works. It travels with every reply, and is numbered, for one thread's may overtake
         another's."""
         self.told += 1
-        return {"number": self.told, "algorithm": plain_of(self.task.algorithm),
-                "counts": {name: getattr(self.task, name) for name in COUNTS}}
+        return {"number": self.told, "algorithm": plain_of(self.task.algorithm), "version": self.task.version,
+                "counts": replace(self.task.counts)}
 
     def call(self, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any],
              env_steps: int) -> tuple[Any, dict[str, Any]]:
@@ -137,10 +137,11 @@ class RayTask(ComputationTask):
 
     def __init__(self, task: ComputationTask, actor: Any = None, address: str | None = None,
                  resources: ActorResources | Mapping[str, Any] = ActorResources()) -> None:  # noqa: B008  it is frozen
-        if task._algorithm is not None:
-            raise TypeError(f"RayTask: the task has a {type(task._algorithm).__name__} already; give it a function that builds "
+        if task.is_built:
+            raise TypeError(f"RayTask: the task has a {type(task.algorithm).__name__} already; give it a function that builds "
                             "one: ComputationTask(create_algorithm_func(...), ...)")
-        self.__dict__.update(vars(task))  # its options; all else is as it was made
+        super().__init__(task.source, **vars(task.options))
+        self.name = task.name
         self.resources = resources_of(resources)
         self._actor, self._owner, self._address = actor, os.getpid() if actor is None else 0, address
         self._proxy: Any = None
@@ -160,7 +161,7 @@ class RayTask(ComputationTask):
         """
         if self._proxy is not None:
             return
-        payload = packed(f"task {self.name!r}: what builds the algorithm", self._source)
+        payload = packed(f"task {self.name!r}: what builds the algorithm", self.source)
         if self._actor is None:
             CONNECTION.open(self._address)
             try:
@@ -185,7 +186,7 @@ class RayTask(ComputationTask):
         if here := asked.keys() - others.keys():
             raise ValueError(f"task {self.name!r} is in a Ray actor and asks {', '.join(map(repr, sorted(here)))}, not in one; "
                              "name all of them in Ray(tasks=…), or leave this one out")
-        self._get(self._actor.connect.remote({name: (packed(f"task {name!r}: what builds the algorithm", other._source),
+        self._get(self._actor.connect.remote({name: (packed(f"task {name!r}: what builds the algorithm", other.source),
                                                   other._actor) for name, other in others.items()}))
 
     def _face(self, proxy: AlgorithmProxy) -> Any:
@@ -197,7 +198,7 @@ class RayTask(ComputationTask):
     def _note(self, facts: Mapping[str, Any]) -> None:
         if facts["number"] >= self._noted:
             self._noted = facts["number"]
-            self.__dict__.update(facts["counts"])
+            self.version, self.counts = facts["version"], facts["counts"]
             vars(self._proxy).update(facts["algorithm"])
 
     def _get(self, reference: Any) -> Any:

@@ -64,7 +64,7 @@ class Replica(ComputationTask):
     """A task in a worker: it predicts, and learns nowhere but in the robot's process."""
 
     def claim(self) -> None:
-        self._optimization = None
+        """Own no parameters: the optimisers are in the robot's process."""
 
 
 class TaskProxy(TaskPort):
@@ -77,7 +77,7 @@ class TaskProxy(TaskPort):
         self.version, self.learns = task.version, task.learns
         self._algorithm = AlgorithmProxy(task.algorithm)
         self.serve, self.sync_every, self.bisect = task.serve, task.sync_every, task.bisect
-        self.source = task._source if task.serve == "replica" else None
+        self.source = task.source if task.serve == "replica" else None
         self.places = Places(n=0)  # those of the worker's agents, among all that the task has
 
     @property

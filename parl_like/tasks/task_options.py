@@ -1,0 +1,57 @@
+"""TaskOptions: what a computation task was told when it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+from parl_like.tasks.batch_rule import BatchRule
+
+
+@dataclass
+class TaskOptions:
+    """The options of a `ComputationTask`, which says what each means.
+
+    Raises:
+        TypeError, ValueError: one of them cannot be; the message says what may.
+    """
+
+    helper: Callable[[], Any] | None
+    device: torch.device
+    predict_rule: BatchRule | None
+    training_rule: BatchRule | None
+    on_error: Literal["stop", "fail_batch"]
+    max_skips: int
+    bisect: bool
+    train: bool
+    serve: Literal["central", "replica"]
+    sync_every: int
+    asks: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        for option, value, known in (("serve", self.serve, ("central", "replica")),
+                                     ("on_error", self.on_error, ("stop", "fail_batch"))):
+            if value not in known:
+                raise ValueError(f"ComputationTask: {option} is {value!r}; expected {known[0]!r} or {known[1]!r}")
+        if self.sync_every < 1:
+            raise ValueError(f"ComputationTask: sync_every is {self.sync_every}; expected at least 1 optimiser step")
+        if self.max_skips < 0:
+            raise ValueError(f"ComputationTask: max_skips is {self.max_skips}; expected at least 0 (0: the first loss that is "
+                             "no number raises)")
+        if self.helper is not None and not callable(self.helper):
+            raise TypeError(f"ComputationTask: helper is {self.helper!r}; expected a function that makes one: helper=lambda: "
+                            f"{self.helper if isinstance(self.helper, str) else type(self.helper).__name__}(…)")
+        if self.device.type == "meta":
+            raise ValueError("ComputationTask: device is 'meta', which holds no numbers; expected 'cpu', 'cuda' or "
+                             "'cuda:<number>'")
+
+
+def device_of(value: str | torch.device) -> torch.device:
+    """Return the device of this name. Raises ValueError where torch knows none."""
+    try:
+        return torch.device(value)
+    except RuntimeError as error:
+        raise ValueError(f"ComputationTask: device is {value!r}; expected 'cpu', 'cuda' or 'cuda:<number>'") from error
