@@ -29,7 +29,7 @@ from parl_like.learning.explorers import (
 )
 from parl_like.learning.model import Model, one_step
 from parl_like.learning.model_check import answer, check_shape, refuse
-from parl_like.values.action_codec import stored_specs
+from parl_like.values.action_codec import ActionCodec
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array, leaf_spaces, nest
 
@@ -98,7 +98,7 @@ class ActorCritic(Algorithm):
             learned = answer(self, "evaluate", one_step(obs) if self.recurrent else obs, state)
             out, value = self._checked_pair("evaluate", learned, expected, torch.Tensor)
             check_shape(self, "evaluate", value, *self.value_shapes(n), part="value")
-        act = {spec.name: torch.from_numpy(spec.zeros(n)) for spec in stored_specs(model.act_space, model.act_specs)}
+        act = {spec.name: torch.from_numpy(spec.zeros(n)) for spec in ActionCodec(model.act_space).specs}
         check_shape(self, "head.log_prob", model.head.log_prob(out, Batch(nest(act)).act), (n,))
         check_shape(self, "head.entropy", model.head.entropy(out), (n,))
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from parl_like.learning.layers import Brief
 from parl_like.learning.model import Model
 from parl_like.models.mlp import MLP, EnsembleMLP, FlatObs
-from parl_like.values.action_codec import stored_specs
+from parl_like.values.action_codec import ActionCodec
 from parl_like.values.spec import Spec
 
 
@@ -127,7 +127,7 @@ class EnsembleDynamics(Model):
 
     def inputs(self) -> dict[str, Spec]:
         """Actions as the policy has them, and helpers store them."""
-        return {**self.obs_specs, **{spec.name: spec for spec in stored_specs(self.act_space, self.act_specs)}}
+        return {**self.obs_specs, **{spec.name: spec for spec in ActionCodec(self.act_space).specs}}
 
     def raw(self, obs: Any, act: Tensor) -> Tensor:
         return torch.cat([self.flat(obs), encoded(act, self.n, self.discrete)], 1)

@@ -14,7 +14,6 @@ from parl_like.data.buffers.fields import is_part
 from parl_like.data.transforms import Transforms
 from parl_like.learning.explorers import Explorer, Noise, random_actions
 from parl_like.tasks.tickets import joined
-from parl_like.values.action_codec import Structured
 from parl_like.values.batch import Batch
 from parl_like.values.copying import read_only
 from parl_like.values.errors import NotEnoughRows
@@ -99,9 +98,7 @@ class Acting:
             return Batch.nest(out)
         if self.steps < self.random_until:
             return self._at_random(values, out, n)
-        to_env = comm.wrapper.predictions.to_env
-        act = (to_env(out) if type(to_env) is Structured else
-               read_only(np.asarray([a for t in tickets for a in t.acts[t.start : t.start + t.rows]])))
+        act = self.context.codec.to_env(out)
         self.last = (act, out, -1)
         return act
 
@@ -111,12 +108,8 @@ class Acting:
         masks = {name[4:]: np.asarray(value) for name, value in zip(self.format.inputs, values, strict=False)
                  if is_part(name, "obs.mask")}
         out |= random_actions(self.context.model.act_space, self.context.rng, n, masks)
-        queue = self.context.comm.wrapper.predictions
-        acts: Any = queue.actions(out)
-        if not self._vector:
-            self.last = (acts[0], out, 0)
-        else:
-            self.last = (queue.to_env(out) if type(queue.to_env) is Structured else read_only(np.asarray(acts)), out, -1)
+        codec = self.context.codec
+        self.last = (codec.to_env(out), out, -1) if self._vector else (codec.listed(out)[0], out, 0)  # type: ignore[index]
         return self.last[0]
 
     def collect(self, value: bool | str) -> None:

@@ -28,7 +28,6 @@ from parl_like.tasks.batch_rule import BatchRule
 from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.tasks.tickets import joined
 from parl_like.tasks.wrapper import Communicator
-from parl_like.values.action_codec import action_map
 from parl_like.values.errors import NotEnoughRows
 from parl_like.values.parts import part
 from parl_like.values.spec import Array, Spec, SpecError
@@ -131,11 +130,8 @@ class AgentHelper(Guarded):
         self._bind_explorer()
         self._check_window()
         check_rows(self, type(self).make_buffer is not AgentHelper.make_buffer)
-        queue = context.comm.wrapper.predictions
         if self.explorer is not None:
-            queue.add_explorer(self.explorer, context.agent)
-        if queue.to_env is None:
-            queue.to_env = action_map(context.model.act_space)
+            context.comm.wrapper.predictions.add_explorer(self.explorer, context.agent)
         self.transforms = context.chain.for_helper(len(context.lanes), context.mode)
         if self.learns and acts:
             self.transforms.prepare(-1)  # until its first update

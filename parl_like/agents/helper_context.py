@@ -14,6 +14,7 @@ from parl_like.interfaces import ActingAgent
 from parl_like.learning.algorithm import Window
 from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.tasks.wrapper import Communicator
+from parl_like.values.action_codec import ActionCodec
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class HelperContext:
     def model(self) -> Any:
         """The model of the task's algorithm."""
         return self.task.algorithm.model
+
+    @cached_property
+    def codec(self) -> ActionCodec:
+        """The map between the task's actions and the environment's."""
+        return self.comm.wrapper.codec
 
     @cached_property
     def window(self) -> Window:

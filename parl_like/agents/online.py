@@ -66,7 +66,6 @@ class OnlineHelper(AgentHelper):
         self._n = int(space.n) if isinstance(space, gym.spaces.Discrete) and not space.start else 0
         self._plain, self._unmapped, self._noise = self.format.plain, self.writer.unmapped, self.acting.noise
         self._follows = type(task.algorithm).follow is not Algorithm.follow
-        self._queue = self.context.comm.wrapper.predictions
         self._dtype = model.act_space.dtype if isinstance(model.act_space, gym.spaces.Box) else None
         self._marked = bool(self.writer.marks.names)  # which a learner of numbers is not told
         self._updates = RowUpdates(task)
@@ -96,7 +95,7 @@ class OnlineHelper(AgentHelper):
         self._inputs["obs"] = obs
         if self.acting.collecting == "random":
             masks = {"mask": np.asarray(obs["mask"])} if not self._plain and "mask" in obs else {}
-            return self._queue.actions(random_actions(self.model.act_space, self.rng, 1, masks))[0]  # type: ignore[index]
+            return self.context.codec.listed(random_actions(self.model.act_space, self.rng, 1, masks))[0]  # type: ignore[index]
         noise = None
         if (drawn := self._noise) is not None:
             noise = drawn.left.pop() if drawn.left else drawn.draw()
@@ -113,7 +112,7 @@ class OnlineHelper(AgentHelper):
         act = out["act"] if self.explorer is None else self.explorer.act_one(out, noise)
         if self._unmapped:
             return act if self._dtype is None else np.asarray(act, self._dtype)
-        return self._queue.actions({"act": np.asarray(act)[None]})[0]  # type: ignore[index]
+        return self.context.codec.listed({"act": np.asarray(act)[None]})[0]  # type: ignore[index]
 
     def store(
         self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None = None,

@@ -12,7 +12,6 @@ from parl_like.agents.helper_context import HelperContext
 from parl_like.data.buffers.fields import FLAGS, is_part
 from parl_like.data.transforms import Transforms
 from parl_like.environment.factory import reward_shape
-from parl_like.values.action_codec import stored_specs
 from parl_like.values.spec import Spec, SpecError, leaf_spaces, leaves, specs_of
 
 DURATION = Spec("duration", (), np.dtype(np.int64), 1)
@@ -71,6 +70,7 @@ class RowFormat:
 
     def __init__(self, context: HelperContext, transforms: Transforms, obs_space: gym.Space[Any] | None) -> None:
         self.agent, self.task, self._model, self._env = str(context.agent), context.name, context.model, context.agent.env
+        self._codec = context.codec
         inputs: dict[str, Spec] = self._model.inputs()
         self.inputs = [n for n in inputs if is_part(n, "obs")]
         self.state = {n: s for n, s in inputs.items() if n.startswith("state")}
@@ -118,13 +118,7 @@ class RowFormat:
         for name, part in leaf_spaces(space, "obs") if space is not None else ():
             if isinstance(part, (gym.spaces.Discrete, gym.spaces.MultiDiscrete)):
                 out |= {name: self.raw[name], f"obs_next{name[3:]}": self.raw[name]}
-        for name, part in leaf_spaces(space, "act") if (space := self._model.act_space) is not None else ():
-            if isinstance(part, gym.spaces.Discrete):
-                out[name] = Spec(name, (), np.dtype(np.int64), 0, int(part.n) - 1)
-            elif isinstance(part, (gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)):
-                high = part.nvec.ravel() - 1 if isinstance(part, gym.spaces.MultiDiscrete) else np.ones(part.shape, int).ravel()
-                out[name] = Spec(name, high.shape, np.dtype(np.int64), np.zeros_like(high), high)
-        return out
+        return out | self._codec.choices
 
     def check_choices(self, state: Any, specs: Mapping[str, Spec] | None = None) -> None:
         """Raises SpecError where a saved state of rows, however nested, holds a choice that there is not."""
@@ -145,7 +139,7 @@ class RowFormat:
         """
         # Of several kinds of reward an environment may say how many (`reward_space`); the algorithm combines them.
         specs = [Spec(n, s.shape, s.dtype) for n, s in self.raw.items()]  # without bounds: those were checked when predict asked
-        specs += stored_specs(self._model.act_space, self._model.act_specs)
+        specs += self._codec.specs
         specs += [Spec("rew", reward_shape(self._env), np.dtype(np.float64))]
         specs += [Spec(name, (), np.dtype(bool)) for name in FLAGS]
         specs += [Spec("obs_next" + n[3:], s.shape, s.dtype) for n, s in self.raw.items()]

@@ -15,7 +15,6 @@ from parl_like.agents.row_format import MARKS, Marks
 from parl_like.data.buffers.fields import is_part
 from parl_like.data.extra_fields import KeptColumns
 from parl_like.data.transforms import Source
-from parl_like.values.action_codec import Structured
 from parl_like.values.spec import Array, Spec
 
 
@@ -41,8 +40,7 @@ class RowWriter:
         self.context, self.acting, self.format, self.policy = context, acting, acting.format, policy
         self._required, self._extras = required, tuple(extras)
         self._vector, self._lane_numbers, self._plain = agent.vector, np.array(lanes), acting.format.plain
-        self._to_env = context.comm.wrapper.predictions.to_env
-        self.unmapped = self._to_env is None
+        self.unmapped = context.codec.identity
         along = window.in_order or window.rows > 1 or acting.transforms.behind or getattr(buffer, "stack_num", 1) > 1
         self._player = OnePlayer(context.where) if along and not agent.vector else None
         self._versioned = agent.pool.remote  # the parameters that act there may not be those that learn
@@ -109,11 +107,9 @@ class RowWriter:
         """The arrays of an action in the policy's own units: what the explorer made, or the inverse of the map for an action from
         elsewhere."""
         last, out, row = self.acting.last
-        to_env = self._to_env
         if act is last and out is not None:
-            names = to_env.names if type(to_env) is Structured else ("act",)
-            return tuple([out[name][row] if row >= 0 else out[name] for name in names])
-        return to_env.inverse(act) if type(to_env) is Structured else (to_env.inverse(np.asarray(act)),)
+            return tuple([out[name][row] if row >= 0 else out[name] for name in self.context.codec.names])
+        return self.context.codec.to_policy(act)
 
     def _more(self, act: Any, extra: Mapping[str, Any], info: Any, terminated: Any, truncated: Any) -> tuple[Any, ...]:
         """Memory before the action, its log-probability, the version of the parameters, the marks, what else is kept, and the

@@ -22,7 +22,7 @@ from parl_like.run.agent_pool import AgentPool
 from parl_like.run.diagnosis import refuse_divergence
 from parl_like.run.pool_options import PoolOptions
 from parl_like.run.port import RobotPort
-from parl_like.values.action_codec import Structured
+from parl_like.values.copying import copied
 from parl_like.values.spec import SpecError, leaves, specs_of
 
 SCORES = ("mean_return", "min_return", "max_return", "mean_length", "success_rate")
@@ -274,9 +274,7 @@ def greedy_action(pool: AgentPool, name: str, obs: Any) -> Any:
     if explorer is not None:
         noise = None if explorer.noise is None else np.array([explorer.greedy()] * n, explorer.noise.dtype)
         out |= explorer.act(out, noise)
-    acts = queue.actions(out)
+    acts = queue.codec.listed(out)
     if acts is None:
         raise ValueError(f"act: task {name!r} gives {', '.join(out)} and no action")
-    if one:
-        return acts[0]
-    return queue.to_env(out) if type(queue.to_env) is Structured else np.asarray(acts)
+    return acts[0] if one else copied(queue.codec.to_env(out))

@@ -23,7 +23,7 @@ from parl_like.tasks.batch_rule import BatchRule
 from parl_like.tasks.no_progress import Asking
 from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.tasks.tickets import INFINITE, Counters, Ticket
-from parl_like.values.action_codec import Structured, action_list, stored_specs
+from parl_like.values.action_codec import ActionCodec
 from parl_like.values.errors import Dropped, Stopped, TaskFailed
 from parl_like.values.spec import Array, Spec, SpecError
 
@@ -221,22 +221,18 @@ class PredictionQueue(RequestQueue):
     """Rows of many agents, written straight into preallocated columns.
 
     Attributes:
+        codec: Makes the environment's actions of the task's outputs.
         make_block: Makes the columns of a batch, from their specs and a number of rows.
     """
 
     kind = "predict"
 
-    def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any, mode: Mode, specs: list[Spec]) -> None:
+    def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any, mode: Mode, specs: list[Spec],
+                 codec: ActionCodec) -> None:
         super().__init__(task, rule, lock)
         self.mode: Mode = mode
-        self.specs = specs
+        self.specs, self.codec = specs, codec
         self.explorer: Explorer | None = None
-        self.to_env: Any = None
-        model = task.algorithm.model
-        self._act_space = getattr(model, "act_space", None)
-        # As they are stored: a policy may be of float64.
-        stored = [] if self._act_space is None else stored_specs(self._act_space, model.act_specs)
-        self._floats = {spec.name: spec.dtype for spec in stored if spec.dtype.kind == "f"} | {"log_prob": np.dtype(np.float32)}
         self._capacity = rule.max_rows or 64
         self._free: list[RowBlock] = []
         self.make_block: Callable[[list[Spec], int], RowBlock] = RowBlock
@@ -344,19 +340,9 @@ class PredictionQueue(RequestQueue):
 
     def answer(self, tickets: list[Ticket], out: dict[str, Array], version: int) -> None:
         """Gives the members of one batch its outputs."""
-        acts = self.actions(out)
+        acts = self.codec.listed(out)
         for ticket in tickets:
             ticket.out, ticket.acts, ticket.version = out, acts, version
-
-    def actions(self, out: dict[str, Array]) -> list[Any] | None:
-        """The actions in a batch's outputs as the environment takes them; None: there are none. What is more precise there than
-        it may be stored is rounded."""
-        for name, dtype in self._floats.items():
-            if name in out and out[name].dtype.kind == "f" and out[name].dtype.itemsize > dtype.itemsize:
-                out[name] = out[name].astype(dtype)
-        if "act" in out:
-            return action_list(self._act_space, out["act"] if self.to_env is None else self.to_env(out["act"]))
-        return self.to_env.listed(out) if type(self.to_env) is Structured and self.to_env.names[0] in out else None
 
     def recycle(self, batch: RequestBatch) -> None:
         self._free.append(batch.block)

@@ -12,6 +12,7 @@ from parl_like.tasks.batch_rule import BatchRule
 from parl_like.tasks.queues import PredictionQueue, RequestQueue, TrainingQueue
 from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.tasks.tickets import Ticket
+from parl_like.values.action_codec import ActionCodec
 from parl_like.values.spec import Array
 
 Transport = DriverPort[Any, RequestQueue, Ticket]
@@ -25,6 +26,9 @@ class ComputationWrapper:
         mode: 'collect' for the robot's own agents, 'test' for an evaluation; travels with every prediction.
         training_rule: The helpers' default, where the task gives none.
         lock: Of both queues; None: one of their own.
+
+    Attributes:
+        codec: Maps the task's actions to those of the environment and back, by its model's action space.
     """
 
     ct, comms, prediction_q, training_q = Alias("task"), Alias("communicators"), Alias("predictions"), Alias("trainings")
@@ -32,11 +36,11 @@ class ComputationWrapper:
 
     def __init__(self, task: ComputationTask, mode: Mode = "collect", training_rule: BatchRule | None = None,
                  lock: Any = None) -> None:
-        self.task = task
+        self.task, self.codec = task, ActionCodec(getattr(task.algorithm.model, "act_space", None))
         owner = f"task {task.name!r}"
         lock = threading.Lock() if lock is None else lock
         specs = [spec.owned_by(owner) for spec in task.algorithm.model.inputs().values()]
-        self.predictions = PredictionQueue(task, task.predict_rule or BatchRule(), lock, mode, specs)
+        self.predictions = PredictionQueue(task, task.predict_rule or BatchRule(), lock, mode, specs, self.codec)
         self.trainings = TrainingQueue(task, task.training_rule or training_rule or BatchRule(), lock)
         self.communicators: dict[str, Communicator] = {}
         self._joining = threading.Lock()

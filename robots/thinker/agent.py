@@ -69,5 +69,5 @@ class ThinkerAgent(VectorAgent):
         if real.any() and model.mode != "test":  # an evaluation leaves no trace, also not in the learning rate
             odds = np.exp(logits - logits.max(1, keepdims=True))
             extra = {"baseline": info["baseline"], "action_prob": odds / odds.sum(1, keepdims=True)}
-            model.store(obs["real_states"], act[:, 0] + int(model.model.act_space.start), rew, env.obs_next["real_states"],
+            model.store(obs["real_states"], model.context.codec.to_env({"act": act[:, 0]}), rew, env.obs_next["real_states"],
                         terminated, truncated, info, real, extra)

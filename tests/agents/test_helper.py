@@ -28,7 +28,7 @@ from parl_like.environment.stop_conditions import StopAfterEpisodes, StopAfterIt
 from parl_like.learning.explorers import NOISE_BLOCK, EpsilonGreedy
 from parl_like.models import MLPQ, MLPActorCritic
 from parl_like.tasks.batch_rule import BatchRule
-from parl_like.values.action_codec import action_map
+from parl_like.values.action_codec import ActionCodec
 from parl_like.values.errors import NotEnoughRows
 from parl_like.values.spec import Spec, SpecError
 
@@ -425,7 +425,11 @@ def test_an_action_from_elsewhere_is_stored_in_the_policys_units():
 def test_scaled_actions_stay_inside_whatever_the_bounds(low, width, raw, dtype):
     """0.1 · 3 and the like round to above their bound in float32."""
     space = Box(np.array([low], dtype), np.array([low + width], dtype), dtype=dtype)
-    to_env = action_map(space)
+    codec = ActionCodec(space)
+
+    def to_env(act):
+        return codec.to_env({"act": act})
+
     for value in (raw, -1.0, 1.0):
         act = to_env(np.array([[value]], np.float32))
         assert space.contains(act[0])
@@ -434,16 +438,16 @@ def test_scaled_actions_stay_inside_whatever_the_bounds(low, width, raw, dtype):
         and to_env(np.array([[1e30]], np.float32))[0] == space.high
         or not width
     )
-    back = to_env.inverse(to_env(np.array([[1.0]], np.float32))[0])
+    back = codec.to_policy(to_env(np.array([[1.0]], np.float32))[0])[0]
     assert back.shape == (1,) and np.isfinite(back).all()
 
 
 def test_integer_and_half_open_boxes():
-    bytes_ = action_map(Box(0, 255, (1,), np.uint8))
-    assert bytes_(np.array([[-1.0], [0.0], [1.0], [0.5]], np.float32)).tolist() == [[0], [128], [255], [191]]
-    half = action_map(Box(np.array([0.0], np.float32), np.array([np.inf], np.float32)))
-    assert half(np.array([[-2.0], [5.0]], np.float32)).tolist() == [[0.0], [5.0]]
-    assert action_map(Box(-np.inf, np.inf, (1,))) is None and action_map(Discrete(3)) is None
+    bytes_ = ActionCodec(Box(0, 255, (1,), np.uint8))
+    assert bytes_.to_env({"act": np.array([[-1.0], [0.0], [1.0], [0.5]], np.float32)}).tolist() == [[0], [128], [255], [191]]
+    half = ActionCodec(Box(np.array([0.0], np.float32), np.array([np.inf], np.float32)))
+    assert half.to_env({"act": np.array([[-2.0], [5.0]], np.float32)}).tolist() == [[0.0], [5.0]]
+    assert ActionCodec(Box(-np.inf, np.inf, (1,))).identity and ActionCodec(Discrete(3)).identity
 
 
 # ------------------------------------------------------------------------------------------------------------------- memory

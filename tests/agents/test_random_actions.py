@@ -11,7 +11,7 @@ from parl_like import Agent, OffPolicyHelper, OnPolicyHelper, VectorAgent
 from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.learning.explorers import random_actions
 from parl_like.learning.model import Model
-from parl_like.values.action_codec import action_map
+from parl_like.values.action_codec import ActionCodec
 
 N = 20_000
 
@@ -42,13 +42,13 @@ def test_choices_are_even_over_the_legal_ones():
 
 def test_numbers_are_even_between_the_bounds():
     log_prob, made = drawn(Box(np.float32([0, -10]), np.float32([1, 30])))
-    env = action_map(Box(np.float32([0, -10]), np.float32([1, 30])))(made["act"])
+    env = ActionCodec(Box(np.float32([0, -10]), np.float32([1, 30]))).to_env(made)
     assert made["act"].dtype == np.float32 and np.allclose(log_prob, -2 * np.log(2))
     for column, low, high in zip(env.T, (0, -10), (1, 30), strict=True):
         assert even(((column - low) / (high - low) * 5).astype(int).clip(0, 4), [0.2] * 5)
     whole = Box(0, 2, (1,), np.int8)  # rounded numbers would give 1 twice as often as 0 and 2
     log_prob, made = drawn(whole)
-    assert even(action_map(whole)(made["act"])[:, 0].astype(int), [1 / 3] * 3) and np.allclose(log_prob, -np.log(3))
+    assert even(ActionCodec(whole).to_env(made)[:, 0].astype(int), [1 / 3] * 3) and np.allclose(log_prob, -np.log(3))
     # A policy's density is that of its own numbers, here 2 / 255 apart; or the ratio of the two would be wrong by that.
     log_prob, made = drawn(Box(0, 255, (2,), np.uint8))
     assert np.allclose(log_prob, -2 * np.log(256 * 2 / 255))

@@ -10,7 +10,7 @@ import numpy as np
 
 from parl_like.data.rng import set_rng_state
 from parl_like.data.storage.tree_encoding import CODES
-from parl_like.values.action_codec import environment_columns, policy_columns
+from parl_like.values.action_codec import ActionCodec
 from parl_like.values.spec import Array, Spec, SpecError, parts_of
 
 FLAGS = ("terminated", "truncated")
@@ -61,9 +61,9 @@ def in_units(columns: dict[str, Array], have: gym.Space[Any] | None, want: gym.S
         return columns
     if have is None:
         assert want is not None
-        return {**columns, **policy_columns(want, columns, owner)}
+        return {**columns, **ActionCodec(want).policy_columns(columns, owner)}
     if want is None:
-        return {**columns, **environment_columns(have, columns)}
+        return {**columns, **ActionCodec(have).env_columns(columns)}
     raise SpecError(f"{owner}: expected actions of {want}, got those of {have}; give rows of an environment with that action "
                     "space")
 

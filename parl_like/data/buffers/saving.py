@@ -24,8 +24,8 @@ from parl_like.data.buffers.fields import in_words, is_part, loaded_space, saved
 from parl_like.data.storage import archive
 from parl_like.data.storage.hdf5 import FORMAT, check_format, read_hdf5, write_hdf5
 from parl_like.data.storage.tree_encoding import CODES, ArchiveError, damaged, refusal, versions
-from parl_like.values.action_codec import stored_specs
-from parl_like.values.spec import Array, Spec, specs_of
+from parl_like.values.action_codec import ActionCodec
+from parl_like.values.spec import Array, Spec
 
 __all__ = ["Savable", "load_buffer", "save_buffer"]
 
@@ -221,7 +221,7 @@ def _act_space(path: Path, head: _Head, specs: Sequence[Spec]) -> gym.Space[Any]
                           "environment's. If a robot recorded them, set buffer.act_space = env.action_space", stacklevel=3)
         return None
     space = loaded_space(head.act_space)
-    for spec in () if space is None else stored_specs(space, specs_of(space, "act")):
+    for spec in ActionCodec(space).specs:
         if own.get(spec.name, spec) != spec:
             raise ValueError(f"the action space {space}, but the field {in_words([own[spec.name]])}")
     return space

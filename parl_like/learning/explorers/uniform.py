@@ -11,7 +11,7 @@ import numpy as np
 
 from parl_like.learning.explorers.base import legal, n_logits
 from parl_like.learning.explorers.discrete import one_of
-from parl_like.values.action_codec import action_map
+from parl_like.values.action_codec import ActionCodec
 from parl_like.values.spec import Array, leaf_spaces
 
 
@@ -51,7 +51,7 @@ def _numbers(space: Any, rng: np.random.Generator, n: int) -> tuple[Array, Array
             act, log_p = rng.uniform(-1.0, 1.0, shape), np.full(shape, -math.log(2.0))
         else:
             whole = rng.integers(space.low.astype(np.int64), space.high.astype(np.int64), shape, endpoint=True)
-            act = np.asarray(action_map(space).inverse(whole))  # type: ignore[union-attr]
+            act = ActionCodec(space).to_policy(whole)[0]
             width = space.high.astype(np.float64) - space.low
             # A density like that of a policy, whose numbers are 2 / width apart.
             log_p = np.broadcast_to(np.log(np.where(width > 0.0, width / 2.0, 1.0) / (width + 1.0)), shape)
