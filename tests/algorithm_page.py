@@ -1,9 +1,12 @@
-"""Writes docs/algorithms.md from the docstrings of algorithms/, the experiments and docs/marks.json: `make algorithms`."""
+"""Writes docs/algorithms.md, and the families of experiments, from the docstrings of algorithms/ and robots/, the experiments and
+docs/marks.json: `make algorithms`."""
 
 from __future__ import annotations
 
 import inspect
+import re
 from collections import defaultdict
+from importlib import import_module
 from pathlib import Path
 from statistics import median
 
@@ -11,10 +14,12 @@ from parl_like import Algorithm, algorithms
 from parl_like.lab import experiment as experiments
 from parl_like.lab import families
 from parl_like.lab.reports import marks
+from parl_like.lab.yaml_text import dump_yaml
 from parl_like.learning import action_spaces
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "algorithms.md"
+EXPERIMENTS = ROOT / "robots" / "experiments"
 HEAD = """# Algorithms
 
 The algorithms of [algorithms/](../algorithms/), a file a family. `make algorithms` makes this page of the docstrings
@@ -47,6 +52,20 @@ def classes() -> dict[str, list[type[Algorithm]]]:
     return {file: sorted(members, key=lambda one: inspect.getsourcelines(one)[1]) for file, members in sorted(found.items())}
 
 
+def families_table() -> str:
+    """What `parl-like list` says of families: the files of `algorithms/`, and the robots of several tasks."""
+    known = {file: {"title": first_sentence(f"parl_like.algorithms.{file}"), "algorithms": [one.__name__ for one in members]}
+             for file, members in classes().items()}
+    for robot in sorted({experiments.get(path.stem).robot for path in EXPERIMENTS.glob("*.yaml")} - {*known, "single"}):
+        known[robot] = {"title": first_sentence(f"parl_like.robots.{robot}")}
+    return "# Made by `make algorithms`.\n" + dump_yaml(dict(sorted(known.items())))
+
+
+def first_sentence(module: str) -> str:
+    """The first sentence of a module's docstring, in one line."""
+    return re.split(r"\.\s+(?=[A-Z`])|\.?$", " ".join((import_module(module).__doc__ or "").split()))[0]
+
+
 def trained() -> dict[str, list[str]]:
     """Class in small letters, or robot of several tasks → lines about the experiments that train it."""
     scores = defaultdict(list)
@@ -54,7 +73,7 @@ def trained() -> dict[str, list[str]]:
         if not mark.differs:
             scores[mark.experiment].append(mark)
     lines = defaultdict(list)
-    for path in sorted((ROOT / "robots" / "experiments").glob("*.yaml")):
+    for path in sorted(EXPERIMENTS.glob("*.yaml")):
         one = experiments.get(path.stem)
         seen = scores[one.name]
         pages = [name for name in ("robots.md", "thinker.md", "thinker-published.md")
@@ -75,7 +94,7 @@ def spaces() -> str:
 def page() -> str:
     parts, seen = [HEAD, spaces()], trained()
     for file, members in classes().items():
-        parts.append(f"## {families.title(file)}\n\n[algorithms/{file}.py](../algorithms/{file}.py)")
+        parts.append(f"## {first_sentence(f'parl_like.algorithms.{file}')}\n\n[algorithms/{file}.py](../algorithms/{file}.py)")
         for one in members:
             lines = [f"- {line}" for name in (one.__name__.lower(), *ROBOTS.get(one.__name__, ())) for line in seen[name]]
             parts.append("\n\n".join(filter(None, [
@@ -85,5 +104,6 @@ def page() -> str:
 
 
 if __name__ == "__main__":
+    families.TABLE.write_text(families_table(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
     print(PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE)

@@ -14,6 +14,7 @@ pytestmark = pytest.mark.checkout
 
 def test_the_page_is_current():
     assert algorithm_page.PAGE.read_text(encoding="utf-8") == algorithm_page.page(), "run `make algorithms`"
+    assert families.TABLE.read_text(encoding="utf-8") == algorithm_page.families_table(), "run `make algorithms`"
 
 
 def test_no_algorithm_and_no_experiment_is_missing():

@@ -1,44 +1,32 @@
-"""Families of experiments: robots with one task by the file of their algorithm, the others by their robot. The files are read,
-not imported, so a list loads no torch."""
+"""Families of experiments: robots with one task by the file of their algorithm, the others by their robot.
+
+`families.yaml` says what each is, so a list loads no torch; `make algorithms` writes it of the docstrings.
+"""
 
 from __future__ import annotations
 
-import ast
 import functools
-import importlib.util
-import re
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from parl_like.lab.experiment import Experiment
+from parl_like.lab.yaml_text import load_yaml_file
+
+TABLE = Path(__file__).with_suffix(".yaml")
+"""Family → its `title`, and its `algorithms` where it is a file of them."""
 
 
 def family(experiment: Experiment) -> str:
-    """Name of a file without `.py`: that of its algorithm in `algorithms/`, or of its robot in `robots/`."""
+    """Return the name of a file without `.py`: that of its algorithm in `algorithms/`, or of its robot in `robots/`."""
     algorithm = str(experiment.config.get("algorithm", "")) if experiment.robot == "single" else ""
-    return _file_of_class().get(algorithm, experiment.robot)
+    return next((name for name, one in _table().items() if algorithm in one.get("algorithms", ())), experiment.robot)
 
 
 def title(name: str) -> str:
     """Return what a family is: the first sentence of its file, in one line; empty where that is no file of ours."""
-    for area in ("algorithms", "robots"):
-        for folder in _folders(area):
-            for path in (folder / f"{name}.py", folder / name / "__init__.py"):
-                if path.exists():
-                    return re.split(r"\.\s+(?=[A-Z`])|\.?$", " ".join((ast.get_docstring(_parsed(path)) or "").split()))[0]
-    return ""
+    return str(_table().get(name, {}).get("title", ""))
 
 
 @functools.cache
-def _file_of_class() -> dict[str, str]:
-    return {node.name: path.stem for folder in _folders("algorithms") for path in sorted(folder.glob("*.py"))
-            for node in _parsed(path).body if isinstance(node, ast.ClassDef)}
-
-
-def _parsed(path: Path) -> ast.Module:
-    return ast.parse(path.read_text(encoding="utf-8"))
-
-
-def _folders(area: str) -> Iterator[Path]:
-    spec = importlib.util.find_spec(f"parl_like.{area}")  # imports only the parent package
-    yield from map(Path, (spec.submodule_search_locations if spec else None) or [])
+def _table() -> dict[str, dict[str, Any]]:
+    return load_yaml_file(TABLE)

@@ -165,6 +165,8 @@ class Algorithm(Guarded):
         one_reward: Whether each row has one number as its reward; where an environment gives several, the robot is refused.
         takes_priorities: Whether its rows may come from a `PrioritizedReplayBuffer`: they count by their `weight`, and `learn`
             returns their `priority`. If not, the robot is refused.
+        own_settings: Names of attributes that a user's class has for itself, though a constructor of ours has such an argument:
+            they are assigned as ever.
         transient: Names of attributes that a checkpoint leaves out: caches, and what belongs to this process.
         remembers: Names of attributes with rows that it keeps for its agents between their requests (`Places`). A checkpoint
             leaves them out, for episodes begin anew there; copies that predict in its place have them in common.
@@ -176,6 +178,7 @@ class Algorithm(Guarded):
     """
 
     window = Window()
+    own_settings: tuple[str, ...] = ()
     transient: tuple[str, ...] = ()
     remembers: tuple[str, ...] = ()
     one_reward = False

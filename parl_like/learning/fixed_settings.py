@@ -5,8 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import operator
-import types
-from collections.abc import Iterator
 from numbers import Integral, Real
 from typing import Any
 
@@ -40,10 +38,11 @@ def rate(algorithm: TrainedAlgorithm | None, lr: Any) -> Any:
 
 
 def guarded(algorithm: object) -> frozenset[str]:
-    """The names that `check` looks at when they are assigned: the constructor arguments of the library's classes among those of
-    the algorithm, but for what a user's own class reads or sets."""
-    own = {name for kind in type(algorithm).__mro__ if not _ours(kind) for name in _mentioned(kind)}
-    named = {name for kind in type(algorithm).__mro__ if _ours(kind) for name in _arguments(kind)}
+    """Return the names that `check` looks at when they are assigned: the constructor arguments of the library's classes among
+    those of the algorithm, but for what a user's own class defines, or names in `own_settings`."""
+    kinds = type(algorithm).__mro__
+    own = {name for kind in kinds if not _ours(kind) for name in (*vars(kind), *vars(kind).get("own_settings", ()))}
+    named = {name for kind in kinds if _ours(kind) for name in _arguments(kind)}
     return frozenset({*ALWAYS, *(named - own)})
 
 
@@ -51,16 +50,17 @@ def check(algorithm: TrainedAlgorithm, name: str, value: Any) -> None:
     """Raises AttributeError where assigning the setting would change nothing; TypeError or ValueError where `value` is no
     learning rate, no norm, or no number of updates."""
     kind: Any = type(algorithm)
-    what = f"{kind.__name__}.{name}"
+    what, nearest = f"{kind.__name__}.{name}", next(one for one in kind.__mro__ if _ours(one))
+    mine = "" if kind is nearest or name in ALWAYS else (
+        f"; if it is an attribute of your own, write own_settings = ({name!r},) in the class")
     if why := algorithm.fixed_settings().get(name):
-        raise AttributeError(f"{what} cannot be assigned once the task is built: {why}")
+        raise AttributeError(f"{what} cannot be assigned once the task is built: {why}{mine}")
     if name not in ALWAYS:
-        nearest = next(one for one in kind.__mro__ if _ours(one))
         if kind is nearest and name not in _arguments(nearest):
             raise AttributeError(f"{kind.__name__} does not read {name}: {unknown('setting', name, _arguments(nearest))}")
         if name not in vars(algorithm):
             raise AttributeError(f"{what} cannot be assigned once the task is built: it went into what was built, and is read "
-                                 f"no more; build a new one, {kind.__name__}(…, {name}={value!r:.40})")
+                                 f"no more; build a new one, {kind.__name__}(…, {name}={value!r:.40}){mine}")
     if (known := setting_of(kind, name)) is not None:
         known.check(kind.__name__, value)
     losses = (algorithm.losses or {}).values()
@@ -139,20 +139,3 @@ def _ours(kind: type) -> bool:
 def _arguments(kind: type) -> tuple[str, ...]:
     """Names of the constructor's keywords."""
     return tuple(name for name, one in inspect.signature(kind).parameters.items() if one.kind is one.KEYWORD_ONLY)
-
-
-@functools.cache
-def _mentioned(kind: type) -> frozenset[str]:
-    """Names that the methods of a class read or set of anything, and its own attributes."""
-    functions = [getattr(value, "fget", None) or getattr(value, "__wrapped__", None) or getattr(value, "__func__", value)
-                 for value in vars(kind).values()]
-    names = {name for function in functions for code in _codes(getattr(function, "__code__", None)) for name in code.co_names}
-    return frozenset({*names, *vars(kind)})
-
-
-def _codes(code: Any) -> Iterator[types.CodeType]:
-    """A function's code, and that of the functions in it."""
-    if isinstance(code, types.CodeType):
-        yield code
-        for one in code.co_consts:
-            yield from _codes(one)

@@ -157,7 +157,7 @@ class Optimization:
                           f"{where} of {type(algorithm).__name__}, or freeze them (requires_grad_(False)) if they are not "
                           "to learn", RuntimeWarning, stacklevel=2)
 
-    def update(self, minibatch: Any) -> tuple[dict[str, Any], bool, dict[str, Any], Diverged | None]:
+    def update(self, minibatch: Batch) -> tuple[dict[str, Any], bool, dict[str, Any], Diverged | None]:
         """One `learn` of the algorithm, with the optimiser steps that it asks for.
 
         A step whose loss or gradient is no finite number is left out, with all that `learn` would have done after it: the

@@ -37,7 +37,7 @@ class RequestBatch:
         born: When the first request came, in `perf_counter` seconds.
     """
 
-    block: Any = None
+    block: RowBlock = None  # type: ignore[assignment]  # training requests have none
     tickets: list[Ticket] = field(default_factory=list)
     rows: int = 0
     parts: list[Mapping[str, Array]] = field(default_factory=list)
@@ -326,7 +326,7 @@ class PredictionQueue(RequestQueue):
         n = batch.rows
         inputs = {name: column[:n] for name, column in batch.block.arrays.items()}
         noise = inputs.pop("noise", None)
-        if self.explorer is not None and self.explorer.given is not None:
+        if noise is not None and self.explorer is not None and self.explorer.given is not None:
             inputs[self.explorer.given] = noise
         out, version = self.task.act(inputs, self.mode)
         if self.explorer is not None:

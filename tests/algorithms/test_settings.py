@@ -274,6 +274,8 @@ def test_what_is_no_rate_is_refused_where_it_is_assigned(key, value, error):
 
 def test_attributes_of_a_users_own_class_are_assigned_as_ever():
     class Mine(DQN):
+        own_settings = ("gamma",)
+
         def __init__(self, model, *, boost=1.0, **options):
             super().__init__(model, **options)
             self.boost, self.gamma = boost, 0.5  # its own use of that name
@@ -295,6 +297,26 @@ def test_attributes_of_a_users_own_class_are_assigned_as_ever():
     for name in ("model", "window", "losses", "moves", "adam_eps"):
         with pytest.raises(AttributeError, match=rf"Mine\.{name} cannot be assigned once the task is built: .+;"):
             setattr(algorithm, name, None)
+
+
+@pytest.mark.parametrize("declared", [True, False])
+def test_a_name_of_ours_that_a_users_class_has_for_itself_is_declared(declared):
+    """Its code reads and sets the name in both cases: only the declaration counts."""
+    class Mine(DQN):
+        own_settings = ("n_step",) if declared else ()
+
+        def process(self, batch):
+            self.n_step = getattr(self, "n_step", 0) + 1
+            return super().process(batch)
+
+    task = ComputationTask(Mine(MLPQ(gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(3), (8,)), n_step=3))
+    _, updates = recorded("DQN")
+    if declared:
+        task.learn(updates[0])
+        assert task.algorithm.n_step == 1
+    else:
+        with pytest.raises(AttributeError, match=r"if it is an attribute of your own, write own_settings = \('n_step',\)"):
+            task.learn(updates[0])
 
 
 def test_a_clone_that_has_no_task_yet_is_free():
