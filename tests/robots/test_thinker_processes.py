@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from shuffled_link import Shuffled
 
 from parl_like.drivers.workers.processes import FORK_SERVER
 from parl_like.environment.stop_conditions import StopAfterSteps, StopWhen
@@ -42,6 +43,20 @@ def run(steps=96, **options):
 def test_two_sync_runs_are_the_same(serve):
     first = run(serve=serve, mode="sync")
     assert first == run(serve=serve, mode="sync") and first[1] >= 96 and first[2] > 5
+
+
+def test_sync_runs_are_the_same_in_whatever_order_messages_come(monkeypatch, tmp_path):
+    def parts(seed):
+        monkeypatch.setattr(Config, "robot_driver", lambda self: Shuffled(workers=2, seed=seed))
+        with robot(mode="sync", n_agents=3) as made:
+            for steps in (30, 34):
+                made.run(StopAfterSteps(steps))
+                yield made.trace_hash()
+                made.save(tmp_path / "state")
+            yield made.trace_hash(), made.counters()["updates/model"]
+
+    first = list(parts(0))
+    assert first[-1][1] > 0 and all(first == list(parts(seed)) for seed in (1, 2))
 
 
 @pytest.mark.parametrize("planning", ["learned", "perfect", "none"])

@@ -71,7 +71,7 @@ class HostedDriver(WorkerStates):
         self.options = options or self.defaults()
         self.link: Link = self.options.make_link()
         self.supervisor = Supervisor(self.link, self.options, self._recipe, lambda worker, why: self._lost(worker, why),
-                                     self._agent_failed, "all others wait for it" if sync else "nobody waits for it")
+                                     self._agent_failed, sync)
         self.agent_restarts = 0
         self._updates = BackgroundUpdates()
         self.updates = self.rounds.serving = self._updates.running  # queues whose task learns at this moment
@@ -246,7 +246,9 @@ class HostedDriver(WorkerStates):
         self._take_in()
 
     def _pump(self, seconds: float = 0.5) -> None:
-        """Takes in everything that is there; where that is nothing, waits for a message or the end of a worker."""
+        """Deliver what workers were sent, and take in everything that is there; where that is nothing, wait for a message or the
+        end of a worker."""
+        self.supervisor.deliver()
         ended = False
         if not self.supervisor.drain() and seconds > 0:
             # Some descriptors (of ZeroMQ) tell of changes only, so `drain` came first.
@@ -327,9 +329,7 @@ class HostedDriver(WorkerStates):
         return self.publisher.due(self._tasks(), self.link.folder, always, to_all)
 
     def _publish(self, due: Sequence[Publication], workers: Sequence[WorkerHandle] | None = None) -> None:
-        for task, notes, arrays in due:
-            for worker in self.workers if workers is None else workers:
-                self.supervisor.send(worker, Kind.STATE, task=task, notes=notes, arrays=arrays)
+        self.supervisor.publish(due, workers)
 
     # ---------------------------------------------------------------------------------------------------------------- messages
 
@@ -453,8 +453,7 @@ class HostedDriver(WorkerStates):
             self._reply(tickets)
 
     def _reply(self, tickets: list[Ticket]) -> None:
-        for worker, kind, content in replies(tickets):
-            self.supervisor.send(worker, kind, **content)
+        self.supervisor.reply(replies(tickets))
 
     # ------------------------------------------------------------------------------------------------------------------ ending
 
@@ -554,6 +553,7 @@ class HostedDriver(WorkerStates):
         if self._owner != os.getpid():  # never opened; or this is a forked copy of the process, which has no workers
             return
         self.supervisor.order("end")
+        self.supervisor.deliver()
         end = monotonic() + 5.0
         for worker in self.workers:
             if worker.up and self.link.wait(worker, end - monotonic()):

@@ -82,12 +82,11 @@ def replies(tickets: Sequence[Ticket]) -> Iterator[tuple[WorkerHandle, Kind, dic
             request.answered.append(ticket)
             if len(request.answered) == request.parts:
                 complete.append(ticket)
-    last = {ticket.waiter.worker: ticket for ticket in complete}
     for ticket in complete:
         request = ticket.waiter
         worker: WorkerHandle = request.worker
         parts, request.answered = request.answered, []
-        notes: dict[str, Any] = {} if last[worker] is ticket else {"more": True}  # the agents of a worker go on together
+        notes: dict[str, Any] = {}
         content = {"request": request.number, "notes": notes}
         if error := next((part.error for part in parts if part.error is not None), None):
             notes["type"] = type(error).__name__

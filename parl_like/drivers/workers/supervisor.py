@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ import numpy as np
 
 from parl_like.agents.agent import Agent
 from parl_like.drivers.messages import Kind, Message, WireError, pack, unpack, unpack_state
+from parl_like.drivers.workers.shared_parameters import Publication
 from parl_like.interfaces import LearnerProgress
 from parl_like.process.child import RestartBudget, shielded
 from parl_like.tasks.row_slots import Owner
@@ -38,7 +39,8 @@ class WorkerHandle:
         running: Its agents have been started.
         paused: Its agents could go on without the robot, which has its turn first.
         acting: `Agent.pace` of those of its learning agents that did not wait for updates at its last turn, as of one.
-        sent, seen: Messages to it, and how many of them it had taken in at its last turn.
+        outbox: Messages to it that were not delivered yet: kind, parts.
+        sent, seen: Messages to it, with those, and how many of them it had taken in at its last turn.
         silent: Seconds since it last said something, or began to owe it, in which the robot listened.
         owes: Since when it has owed a turn. pace: Seconds of a turn, a running mean. slow: It has been called slow.
         divided: Its last request for predictions went into more than one batch.
@@ -51,6 +53,7 @@ class WorkerHandle:
         self.owner = Owner()
         self.inbox: deque[Message] = deque()
         self.states: deque[Any] = deque()
+        self.outbox: list[tuple[Kind, dict[str, Any]]] = []
         self.taken = False
         self.reset()
 
@@ -62,6 +65,7 @@ class WorkerHandle:
         self.acting: list[int] = []
         self.inbox.clear()
         self.states.clear()
+        self.outbox.clear()
 
     @property
     def name(self) -> str:
@@ -164,15 +168,15 @@ class Supervisor:
         recipe: Called with a worker: what its next process is to be told.
         lost: Called with a worker that has ended or was killed, and why; calls `replace`.
         failed: Called with a worker and its message that an agent has raised.
-        waits: What the others do while a worker is slow, for the warning.
+        sync: All others wait for a worker that is slow; and what it is sent waits until the robot listens, see `deliver`.
 
     Attributes:
         restarts: Processes that took the place of another.
     """
 
     def __init__(self, link: Link, options: Any, recipe: Callable[[WorkerHandle], Any], lost: Callable[[WorkerHandle, str], None],
-                 failed: Callable[[WorkerHandle, Message], None], waits: str) -> None:
-        self._link, self._options, self._recipe, self._waits = link, options, recipe, waits
+                 failed: Callable[[WorkerHandle, Message], None], sync: bool) -> None:
+        self._link, self._options, self._recipe, self._sync = link, options, recipe, sync
         self._lost, self._failed = lost, failed
         self.workers: list[WorkerHandle] = []
         self.restarts = 0
@@ -188,8 +192,8 @@ class Supervisor:
             self._link.begin(worker, recipe)
             worker.taken = True
 
-    def send(self, worker: WorkerHandle, kind: Kind, **parts: Any) -> None:
-        """A message (`parl_like.drivers.messages.pack`) to a worker that is up."""
+    def _put(self, worker: WorkerHandle, kind: Kind, parts: dict[str, Any]) -> None:
+        """A message (`parl_like.drivers.messages.pack`) to a worker that is up, which `deliver` sends."""
         if not worker.up:
             return
         if kind is not Kind.STATE:  # parameters call for no answer
@@ -197,13 +201,47 @@ class Supervisor:
                 worker.silent, worker.owes = 0.0, monotonic()  # from now on it owes a sign of life
             worker.sent += 1
             worker.paused = False
-        self._link.send(worker, pack(kind, **parts))
+        worker.outbox.append((kind, parts))
+
+    def deliver(self) -> None:
+        """Sends what waits in the outboxes. What goes to one worker together is taken as one: its agents go on after the last.
+
+        In sync mode this is done when the robot listens, and no agent acts before. So what a worker does never depends on which
+        of two messages it happened to read before the other came, and two runs are the same.
+        """
+        for worker in self.workers:
+            if worker.outbox:
+                last = max((i for i, (kind, _) in enumerate(worker.outbox) if kind is not Kind.STATE), default=0)
+                for i, (kind, parts) in enumerate(worker.outbox):
+                    if i < last and kind is not Kind.STATE:
+                        parts["notes"] = {**parts.get("notes", {}), "more": True}
+                    self._link.send(worker, pack(kind, **parts))
+                worker.outbox.clear()
+
+    def _have_put(self) -> None:
+        """Async: delivers at once."""
+        if not self._sync:
+            self.deliver()
 
     def order(self, order: str, workers: Sequence[WorkerHandle] | None = None, arrays: Mapping[str, Array] | None = None,
               **notes: Any) -> None:
         """A message that `parl_like.drivers.workers.worker` obeys, to all workers or these."""
         for worker in self.workers if workers is None else workers:
-            self.send(worker, Kind.ORDER, notes={"order": order, **notes}, arrays=arrays or {})
+            self._put(worker, Kind.ORDER, {"notes": {"order": order, **notes}, "arrays": arrays or {}})
+        self._have_put()
+
+    def reply(self, replies: Iterable[tuple[WorkerHandle, Kind, dict[str, Any]]]) -> None:
+        """Answers requests of workers."""
+        for worker, kind, parts in replies:
+            self._put(worker, kind, parts)
+        self._have_put()
+
+    def publish(self, publications: Iterable[Publication], workers: Sequence[WorkerHandle] | None = None) -> None:
+        """Parameters of tasks, to all workers or these."""
+        for task, notes, arrays in publications:
+            for worker in self.workers if workers is None else workers:
+                self._put(worker, Kind.STATE, {"task": task, "notes": notes, "arrays": arrays})
+        self._have_put()
 
     def move_ends(self, key: str, ends: Sequence[int]) -> None:
         """Tells workers where schedules end (`parl_like.learning.span`); those that are just beginning, when they say hello."""
@@ -275,7 +313,7 @@ class Supervisor:
                 worker.slow = worker.pace >= max(SLOW_TIMES * median, SLOW_SECONDS)
                 if worker.slow:
                     log.warning("%s is slow: a turn of its agents takes %.2g s, of the other workers %.2g s; %s", worker,
-                                worker.pace, median, self._waits)
+                                worker.pace, median, "all others wait for it" if self._sync else "nobody waits for it")
 
     def kill(self, worker: WorkerHandle, why: str) -> None:
         """Ends a worker, which another replaces."""

@@ -32,6 +32,9 @@ ROUNDS = 16
 """Predictions of replicas after which a worker lets the robot have its turn. A number, not a time, so that two runs are the
 same."""
 
+ASIDE = ("trace", "state", "load", "settle", "move_ends")
+"""Orders after which agents that rest between two runs go on resting."""
+
 SIGN_OF_LIFE = 1.0
 """Seconds after which a worker that goes on by itself says that it is there."""
 
@@ -199,13 +202,14 @@ class Worker:
         if self.seen == self.turned:
             self.woken = monotonic()
         self.seen += 1
-        self.resting = False
         self.more = "more" in message.notes
-        if message.kind is not Kind.ORDER:
+        order = message.notes["order"] if message.kind is Kind.ORDER else None
+        if order not in ASIDE:
+            self.resting = False
+        if order is None:
             self.driver.answer(message)
             return True
         self.told = None  # an order may make agents go on, and park where they had
-        order = message.notes["order"]
         if order == "end":
             for agent in self.pool.agents:
                 if agent.env is not None:
