@@ -45,6 +45,13 @@ def test_links_and_pictures_exist(page):
         assert (page.parent / target).exists(), target
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_files_that_pages_name_exist(page):
+    folders = "parl_like|algorithms|models|envs|robots|tests|benchmarks|docs"
+    for name in re.findall(rf"`((?:{folders})/[\w./-]*)`", page.read_text(encoding="utf-8")):
+        assert (ROOT / name).exists() or (ROOT / "tests" / name).exists(), name
+
+
 def test_every_page_is_in_the_table_of_contents():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme]
