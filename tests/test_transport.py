@@ -423,7 +423,7 @@ def test_stop_at_any_moment_ends_everybody_and_answers_everything(driver, mode):
         robot.run()
         timer.join()
         robot.request_stop()
-        robot.pool.halt()  # a second stop has nothing to do
+        robot.pool.lifecycle.halt()  # a second stop has nothing to do
         assert [agent.asked for agent in robot.agents] == [agent.answered for agent in robot.agents]
         queues = (robot.wrappers["echo"].predictions, robot.wrappers["echo"].trainings)
         assert not any(queue.rows or queue.batches for queue in queues)
@@ -466,7 +466,7 @@ def test_ctrl_c_ends_the_run_cleanly(driver):
         prepare(agent)
     for _ in range(30):
         end_by_ctrl_c(robot.run, 0.002 + rng.random() * 0.006)
-        robot.pool.halt()  # where the interruption struck before the run, or in its end
+        robot.pool.lifecycle.halt()  # where the interruption struck before the run, or in its end
         assert [agent.asked for agent in robot.agents] == [agent.answered for agent in robot.agents]
         assert not framework_threads()
     robot.close()
@@ -593,7 +593,7 @@ def test_a_round_ends_when_the_last_learner_ends(driver):
     task = echo_task(helper=lambda: Learner() if next(learning) else AgentHelper())
     with Robot(tasks={"echo": task}, agent=partial(Programmed, program), n_agents=2, driver=driver) as robot:
         for _ in range(3):
-            assert robot.pool.advance()
+            assert robot.pool.lifecycle.advance()
         assert len(robot.pool.driver.agents) == 1
 
 

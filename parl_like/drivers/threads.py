@@ -91,7 +91,7 @@ class ThreadsDriver(Driver):
     def put(self, queue: RequestQueue, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = None
         mine = False
-        if self.pool.observing is not None or self._callers.get(threading.get_ident()) is not ticket.agent:
+        if self.pool.hooks.observing is not None or self._callers.get(threading.get_ident()) is not ticket.agent:
             self.check_caller(ticket.agent)
             if self.is_beside():
                 self._put_beside(queue, ticket, values, wait)
@@ -175,7 +175,7 @@ class ThreadsDriver(Driver):
     def check_caller(self, agent: object) -> None:
         super().check_caller(agent)
         me = threading.get_ident()
-        if self.pool.observing == me:
+        if self.pool.hooks.observing == me:
             raise WrongCaller(f"{agent}: a helper was asked from a hook or a stop condition, which agents in threads wait for; "
                               "ask from the agent, or use driver='cooperative'")
         if self._beside.belongs_to(agent, self._run):

@@ -16,7 +16,7 @@ UNASKED = 100_000
 def unless_nobody_asks(robot: RobotPort) -> Callable[[Any], bool] | None:
     """A stop condition for an iteration of this robot that ends with an update. Where updates come only by `learn()`, it raises
     AgentFailed once each agent has taken `UNASKED` steps and nobody has called it; None where a schedule brings them."""
-    by_hand = [getattr(helper, "learn_every", 0) is None for helper in robot.pool.learners.values()]
+    by_hand = [getattr(helper, "learn_every", 0) is None for helper in robot.pool.helpers.learners.values()]
     if not (robot.sync and by_hand and all(by_hand)):
         return None
     limit = robot.env_steps + UNASKED * len(robot.agents)
@@ -24,8 +24,8 @@ def unless_nobody_asks(robot: RobotPort) -> Callable[[Any], bool] | None:
     def nobody_asks(robot: RobotPort) -> bool:
         if robot.env_steps >= limit and not any(wrapper.trainings.rows for wrapper in robot.wrappers.values()):
             raise AgentFailed(f"the agents have taken {UNASKED:,} steps each in this iteration, and none asks for an update: "
-                              f"helpers of task {', '.join(map(repr, robot.pool.learners))} have learn_every=None, so they learn "
-                              "only when an agent calls learn(). Call it, give learn_every a number, or use run(stop)")
+                              f"helpers of task {', '.join(map(repr, robot.pool.helpers.learners))} have learn_every=None, so "
+                              "they learn only when an agent calls learn(). Call it, give learn_every a number, or use run(stop)")
         return False
 
     return nobody_asks
@@ -33,7 +33,7 @@ def unless_nobody_asks(robot: RobotPort) -> Callable[[Any], bool] | None:
 
 def too_short(robot: RobotPort, total: int, lanes: int) -> list[str]:
     """For each task of a robot whose first update comes after so many steps of all its environments, a sentence that says so."""
-    first = [(name, what, rows) for name, helper in robot.pool.learners.items()
+    first = [(name, what, rows) for name, helper in robot.pool.helpers.learners.items()
              for what, rows in (("warmup, batch_size", getattr(helper, "warmup", 0)),
                                 ("unroll × environments", getattr(helper, "unroll", 0) * lanes))]
     return [f"total_steps is {total:,}, and task {name!r} has its first update after {rows:,} rows ({what}): this run learns "
@@ -45,7 +45,7 @@ _LONGER = "(warmup, batch_size); train for longer, or lower them"
 
 def why_never_learned(robot: RobotPort, name: str) -> str:
     """Why a robot's task of this name has had no update."""
-    if (helper := robot.pool.learners.get(name)) is None:
+    if (helper := robot.pool.helpers.learners.get(name)) is None:
         return ("its agents have no helper that learns; give the ComputationTask helper=OnPolicyHelper or OffPolicyHelper, "
                 "or train=False where that is meant")
     if not robot.agents[0].helpers:  # they are in other processes

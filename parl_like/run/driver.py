@@ -10,6 +10,7 @@ from typing import Any, Protocol
 from parl_like.agents.agent import Agent
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.interfaces import AgentPort, PoolPort
+from parl_like.run.run_hooks import RunHooks
 from parl_like.tasks.queues import RequestQueue
 from parl_like.tasks.tickets import Ticket
 from parl_like.tasks.wrapper import ComputationWrapper
@@ -28,15 +29,28 @@ def foreign(agent: object) -> WrongCaller:
                        "self.thread(function)")
 
 
+class Maker(Protocol):
+    """Makes agents: `parl_like.run.agent_maker.AgentMaker`."""
+
+    def make(self, n: int) -> list[Agent]: ...
+
+
 class Pool(PoolPort, Protocol):
-    """A pool, as the driver that runs it knows it: `parl_like.run.agent_pool.AgentPool`."""
+    """A pool, as its driver and its lifecycle know it: `parl_like.run.agent_pool.AgentPool`."""
 
     agents: list[Agent]
     wrappers: dict[str, ComputationWrapper]
     buffers: dict[str, ReplayBuffer]
-    observing: int | None
+    hooks: RunHooks
+    driver: Driver
+    stop_requested: bool
+    borrowed: bool
 
-    def make_agents(self, n: int) -> list[Agent]: ...
+    @property
+    def maker(self) -> Maker: ...
+
+    def agent_failed(self, agent: Agent, error: BaseException) -> None:
+        """Hear what an agent, or a task while it served this agent's update, has raised."""
 
 
 class Driver(Protocol):
@@ -110,7 +124,7 @@ class Driver(Protocol):
             ValueError, TypeError: an agent, an environment or a helper cannot be where this driver would run it.
         """
         self.pool = pool
-        made: list[Any] = pool.make_agents(n)
+        made: list[Any] = pool.maker.make(n)
         return made
 
     def need_local(self, what: str, why: str) -> None:

@@ -118,7 +118,7 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
     """
     agents = pool.agents
     pool.driver.refuse_agents()
-    with pool.one_thread:
+    with pool.lifecycle.one_thread:
         begin, steps_before = perf_counter(), pool.env_steps
         quotas = Quotas(agents)
         if n_episode is not None:
@@ -134,14 +134,14 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
                               stacklevel=3)
             for agent in agents:
                 agent.quota_steps = share * agent.n_envs
-        pool.observe(quotas, *hooks)
+        pool.hooks.tell_agents(quotas, *hooks)
         try:
-            while pool.advance():
+            while pool.lifecycle.advance():
                 pass
         finally:
             for agent in agents:
                 agent.quota_steps = agent.quota_episodes = None
-            pool.observe()
+            pool.hooks.tell_agents()
         seen = [episode for agent in agents for episode in quotas.seen[agent.index]]
         returns, lengths, idxs, infos = ([episode[i] for episode in seen] for i in range(4))
         cut = sum(getattr(agent.env, "cut_short", 0) for agent in agents)
@@ -166,7 +166,7 @@ def evaluators(robot: RobotPort, n: int, seed: int | None, source: Any, stop: St
                                  transforms=robot.transforms, told=robot.pool.told))
     pool.borrowed = is_made(source)
     pool.fill(1 if pool.borrowed else n)
-    robot.notes += [note for note in (f"evaluation: {text}" for text in pool.notes if text not in robot.notes)
+    robot.notes += [note for note in (f"evaluation: {text}" for text in pool.maker.notes if text not in robot.notes)
                     if note not in robot.notes]
     pool.should_stop = stop
     if stop is not None:
@@ -227,7 +227,7 @@ def epochs(
         for call in overridden(hooks, "pre_experiment"):
             call(robot)
         for epoch in range(n_epochs + 1):
-            with robot.pool.hooked(hooks):
+            with robot.pool.hooks.during(hooks):
                 for _ in robot.iterate(robot.env_steps + steps_per_epoch * bool(epoch)):
                     pass
             hold_still(robot)

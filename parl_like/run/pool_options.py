@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Protocol
 
 import numpy as np
@@ -12,7 +13,9 @@ from parl_like.agents.agent import Agent
 from parl_like.data.transforms import Transforms
 from parl_like.environment.factory import EnvSource
 from parl_like.environment.hooks import TraceHash
+from parl_like.run.driver import Driver
 from parl_like.tasks.task import ComputationTask, Mode
+from parl_like.values.errors import unknown
 
 DRIVERS = {
     "cooperative": "parl_like.drivers.cooperative:CooperativeDriver", "threads": "parl_like.drivers.threads:ThreadsDriver",
@@ -60,3 +63,20 @@ class PoolOptions:
     transforms: Mapping[str, Transforms] | None = None
     told: set[str] | None = None
     trace: TraceHash | None = None
+
+    @property
+    def driver_name(self) -> str:
+        """Return the name under which `DRIVERS` has the driver."""
+        return self.driver if isinstance(self.driver, str) else self.driver.name
+
+    def make_driver(self, failed: Callable[[Agent, BaseException], None]) -> Driver:
+        """Make the driver, which calls `failed` with an agent and what it raised.
+
+        Raises:
+            ValueError: there is none of this name.
+        """
+        if self.driver_name not in DRIVERS:
+            raise ValueError(unknown("driver", self.driver_name, DRIVERS))
+        module, name = DRIVERS[self.driver_name].split(":")
+        make: Callable[..., Driver] = getattr(import_module(module), name)
+        return make(self.sync, failed, *([] if isinstance(self.driver, str) else [self.driver]))

@@ -35,6 +35,7 @@ from parl_like.run.evaluation import (
     scored,
 )
 from parl_like.run.film import filmed
+from parl_like.run.lifecycle import Phase
 from parl_like.run.pool_options import DriverOptions, PoolOptions
 from parl_like.run.robot_checks import check_arguments, check_film, check_tasks
 from parl_like.run.robot_state import acting_state, load_robot_state, robot_state
@@ -97,7 +98,8 @@ class Robot(Counted):
             self.pool = pool = AgentPool(PoolOptions(tasks, env, agent, agent_seed, driver, mode == "sync",
                                                      trace=TraceHash() if trace else None), weakref.ref(self))
             self.statistics, self.tasks, self.agents = pool.statistics, pool.tasks, pool.agents
-            self.wrappers, self.buffers, self.transforms, self.notes = pool.wrappers, pool.buffers, pool.transforms, pool.notes
+            self.wrappers, self.buffers, self.transforms = pool.wrappers, pool.buffers, pool.transforms
+            self.notes = pool.maker.notes
             pool.fill(n_agents)
             for task in given.values():
                 task.robot = self
@@ -143,7 +145,7 @@ class Robot(Counted):
         if is_made(self.pool.options.env):
             raise ValueError("add_agents: the agents cannot share one environment; give the robot a factory (`lambda: "
                              "gym.make(...)`) or an id")
-        self.pool.refuse_closed("add_agents")
+        self.pool.lifecycle.refuse_closed("add_agents")
         self._end_episodes_for("add_agents")
         return self.pool.add(n)
 
@@ -190,7 +192,7 @@ class Robot(Counted):
     @property
     def closed(self) -> bool:
         """True once `close` was called: it acts no more, and its tasks are free for another robot."""
-        return self.pool.closed
+        return self.pool.lifecycle.phase is Phase.CLOSED
 
     @property
     def stop_requested(self) -> bool:
@@ -235,9 +237,9 @@ class Robot(Counted):
         if stop is not None and not isinstance(stop, StopCondition):
             raise TypeError(f"Robot.run: stop is {stop!r}; expected a number of steps or a StopCondition, e.g. "
                             "StopAfterSteps(1000) of parl_like.environment.hooks")
-        self.pool.refuse_closed("run")
+        self.pool.lifecycle.refuse_closed("run")
         self.pool.driver.refuse_agents()
-        with self.pool.one_thread:
+        with self.pool.lifecycle.one_thread:
             follow_run(self, None if stop is None else stop.most_steps())
             self._run(stop, hooks_of(hooks))
         self.tell_idle()
@@ -248,17 +250,16 @@ class Robot(Counted):
             log.warning("task %r never learned: %s", name, why)
 
     def _run(self, stop: StopCondition | None, hooks: list[Hook]) -> None:
-        if self.pool.unsound:
-            self.pool.halt()
+        self.pool.lifecycle.recover()
         self._saves.clear()
         try:
-            self.pool.hear(hooks)
+            self.pool.hooks.begin(hooks)
             if stop is not None:
                 stop.begin(self)
-            self.pool.should_stop = None if stop is None else self.pool.in_turn(stop)
+            self.pool.should_stop = None if stop is None else self.pool.hooks.in_turn(stop)
             for call in overridden(hooks, "pre_experiment"):
                 call(self)
-            self.pool.connect_hooks()
+            self.pool.hooks.connect()
             while not self.stop_requested and self._iterate():
                 if stop is not None and stop.after_iteration(self):
                     break
@@ -269,17 +270,17 @@ class Robot(Counted):
             if self.driver_name == "cooperative" and threading.current_thread() is not threading.main_thread():
                 self._leave_episodes()
             elif self.pool.driver.agents:
-                self.pool.rest()
+                self.pool.lifecycle.rest()
             else:  # whose code has ended begin anew
-                self.pool.halt()
-            self.pool.raise_error()
+                self.pool.lifecycle.halt()
+            self.pool.lifecycle.raise_error()
             refuse_divergence(self.tasks)
         except BaseException:
             self.pool.should_stop = None
-            self.pool.abandon()
+            self.pool.lifecycle.abandon()
             raise
         finally:
-            self.pool.forget_hooks()
+            self.pool.hooks.end()
             self.statistics.warn_of_cuts()
             for call in overridden(hooks, "post_experiment"):
                 call(self)
@@ -306,9 +307,9 @@ class Robot(Counted):
         return {f"{name}/{key}": value for name, w in self.wrappers.items() for key, value in w.trainings.last_result.items()}
 
     def _iterate_outside_run(self) -> bool:
-        self.pool.refuse_closed("run")
+        self.pool.lifecycle.refuse_closed("run")
         self.pool.driver.refuse_agents()  # before a run's own stop condition is touched
-        with self.pool.one_thread:
+        with self.pool.lifecycle.one_thread:
             self.pool.should_stop = unless_nobody_asks(self)
             try:
                 return self._iterate()
@@ -317,7 +318,7 @@ class Robot(Counted):
 
     def _iterate(self) -> bool:
         """One iteration, and the saves that were asked for in it; False when nothing could run any more."""
-        went_on = self.pool.advance()
+        went_on = self.pool.lifecycle.advance()
         self.statistics.iterations += went_on
         self._save_as_asked()
         return went_on
@@ -364,10 +365,10 @@ class Robot(Counted):
         name, n = ("n_step", n_step) if n_episode is None else ("n_episode", n_episode)
         if n is not None and n < 1:
             raise ValueError(f"collect: {name} is {n}; expected at least 1")
-        self.pool.refuse_closed("collect")
+        self.pool.lifecycle.refuse_closed("collect")
         if any(agent.env is None for agent in self.agents):
             raise ValueError("collect: this robot has no environment")
-        if n_episode is not None and self.pool.started:
+        if n_episode is not None and self.pool.lifecycle.begun:
             self.checkpoint_boundary()
         with collecting(self.pool, "random" if random else True):
             return gather(self.pool, n_step, n_episode)
@@ -531,13 +532,13 @@ class Robot(Counted):
         gives what was to be acted on next, and return, length and a recurrent memory go on. Others are cut off and seeded anew
         from the agents' generators; they count in 'episodes_cut', not in the returns.
         """
-        self.pool.cut()
+        self.pool.lifecycle.cut()
         self.statistics.warn_of_cuts()
 
     def _leave_episodes(self) -> None:
         """All agents end, as at a checkpoint; when they begin anew they go on with the episodes that are carried over."""
         self.checkpoint_boundary()
-        self.pool.halt(carry=True)
+        self.pool.lifecycle.halt(carry=True)
 
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""

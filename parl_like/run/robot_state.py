@@ -90,7 +90,7 @@ def load_robot_state(robot: RobotPort, state: Mapping[str, Any]) -> None:
         msgspec.convert(state["counters"], _Counters)
     except _NO_STATE as error:
         raise _no_state(error) from _other(error)
-    robot.pool.halt()
+    robot.pool.lifecycle.halt()
     before = state_of(robot)
     try:
         _take_over(robot, state)

@@ -225,17 +225,17 @@ def test_an_agent_whose_place_was_lost_is_still_ended():
             ended.append(agent.index)
             raise
 
-    with robot_of(program, 3) as robot, robot.pool.one_thread:
-        robot.pool.ensure_started()
+    with robot_of(program, 3) as robot, robot.pool.lifecycle.one_thread:
+        robot.pool.lifecycle.start()
         driver = robot.pool.driver
         driver._run_ready()
         tickets = robot.wrappers["echo"].predictions.serve()
         assert len(tickets) == 3  # served, and never woken
-        robot.pool.halt()
+        robot.pool.lifecycle.halt()
         assert sorted(ended) == [0, 1, 2] and not driver.agents
-        robot.pool.ensure_started()
+        robot.pool.lifecycle.start()
         driver.ready.clear()  # and none has ever run
-        robot.pool.halt()
+        robot.pool.lifecycle.halt()
         assert not driver.agents
 
 

@@ -487,7 +487,7 @@ def test_ctrl_c_again_and_again():
                 robot.run()
             over = True
             thread.join()
-            robot.pool.halt()
+            robot.pool.lifecycle.halt()
             assert asked == answered
             assert not framework_threads()
     finally:
@@ -515,7 +515,7 @@ def program(agent):
 
 robot = Robot(tasks={"echo": echo_task(Busy(), helper=Learner)}, agent=partial(Programmed, program), n_agents=4,
               driver="threads", mode="async")
-robot.pool.advance()
+robot.pool.lifecycle.advance()
 robot.on_purpose_not_closed = True
 """
 
@@ -737,7 +737,7 @@ def test_an_interrupted_call_of_the_robots_thread_holds_up_nobody():
         ask(50, agent)
 
     robot = robot_of(program, 4, task)
-    robot.pool.ensure_started()
+    robot.pool.lifecycle.start()
     ghost = Communicator(robot.wrappers["echo"], robot.agents[0], robot.pool.driver)
     end_by_ctrl_c(lambda: ghost.predict((np.array([99.0, 1.0]),)), 0.05, lambda: robot.wrappers["echo"].predictions.rows)
     assert robot.pool.driver.rounds.acting == 4

@@ -1,11 +1,22 @@
 """AgentPool: what a robot, an evaluation and a worker process have, and none of them is."""
 
+import ast
+import gc
+import inspect
+import weakref
+
+import pytest
 from agent_fakes import Corridor, Recorder, robot_of
 
 from parl_like import OffPolicyHelper, Robot
 from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.run.agent_maker import AgentMaker
 from parl_like.run.agent_pool import AgentPool
 from parl_like.run.evaluation import evaluators
+from parl_like.run.helper_maker import HelperMaker
+from parl_like.run.lifecycle import Lifecycle
+from parl_like.run.run_hooks import RunHooks
+from parl_like.run.statistics import Statistics
 
 
 def robot(n_agents=2):
@@ -43,7 +54,7 @@ def test_what_an_evaluation_counts_is_not_the_robots():
                 return super().__call__(of)
 
         with evaluators(made, 1, 0, made.pool.options.env, Asks(3), None) as pool:
-            while pool.advance():
+            while pool.lifecycle.advance():
                 pass
             assert (pool.env_steps, made.env_steps) == (3, 0)
             assert pool.statistics is not made.statistics and {id(of) for of in asked} == {id(pool)}
@@ -51,9 +62,6 @@ def test_what_an_evaluation_counts_is_not_the_robots():
 
 
 def test_a_robot_that_is_forgotten_while_its_agents_wait_goes_with_its_pool():
-    import gc
-    import weakref
-
     made = robot()
     made.run(10)
     gone = weakref.ref(made), weakref.ref(made.pool)
@@ -61,3 +69,12 @@ def test_a_robot_that_is_forgotten_while_its_agents_wait_goes_with_its_pool():
     del made
     gc.collect()
     assert [each() for each in gone] == [None, None] and all(isinstance(env.unwrapped, Corridor) for env in envs)
+
+
+@pytest.mark.parametrize("kind", [Robot, AgentPool, AgentMaker, HelperMaker, Lifecycle, RunHooks, Statistics])
+def test_a_pool_and_its_parts_have_few_attributes_and_methods(kind):
+    nodes = list(ast.walk(ast.parse(inspect.getsource(kind))))
+    assigned = {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+                and isinstance(node.value, ast.Name) and node.value.id == "self"}
+    methods = sum(isinstance(node, ast.FunctionDef) for node in nodes)
+    assert len(assigned) <= 20 and methods <= (45 if kind is Robot else 30), (assigned, methods)

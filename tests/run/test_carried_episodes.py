@@ -157,11 +157,10 @@ def test_hooks_hear_of_a_cut_and_of_whole_returns():
 
     heard = Log()
     with robot_of(n_agents=1) as robot:
-        robot.pool._run_hooks = [heard]
-        robot.pool.observe()
-        for _ in range(20):
-            robot.train_iter()
-            robot.checkpoint_boundary()
+        with robot.pool.hooks.during([heard]):
+            for _ in range(20):
+                robot.train_iter()
+                robot.checkpoint_boundary()
     assert {length for interrupted, length in heard.ends if not interrupted} == {2, 30}
     assert any(interrupted for interrupted, _ in heard.ends)
 

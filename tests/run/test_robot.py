@@ -933,7 +933,7 @@ def test_closing_drains_the_queues_or_answers_stopped(driver, drain):
     tickets = []
     task = ComputationTask(Recorder(), training_rule=BatchRule(min_rows=100), helper=Waits)
     robot = Robot(lambda: Corridor(3), tasks={"RL": task}, agent=Sender, driver=driver)
-    robot.pool.advance()
+    robot.pool.lifecycle.advance()
     if driver == "threads":
         until(lambda: robot.pool.driver.parked)  # nobody is left who could still come
     robot.close(drain=drain)
@@ -1036,7 +1036,7 @@ def test_the_last_update_before_a_checkpoint_speaks_in_both_runs(tmp_path):
 @pytest.mark.parametrize(("where", "what"), [
     (lambda robot: (robot.pool.driver, "join"), lambda robot: robot.add_agents(1)),
     (lambda robot: (robot.pool.driver, "reopen"), lambda robot: robot.remove_agent(robot.agents[1])),
-    (lambda robot: (robot.pool, "halt"), lambda robot: robot.add_agents(1)),
+    (lambda robot: (robot.pool.lifecycle, "halt"), lambda robot: robot.add_agents(1)),
     (lambda robot: (robot.pool.driver, "iterate"), lambda robot: robot.train_iter()),
     (lambda robot: (robot.pool.driver, "halt"), lambda robot: robot.checkpoint_boundary()),
 ], ids=["join", "reopen", "halt", "iterate", "boundary"])
@@ -1085,13 +1085,13 @@ class Blocks(Corridor):
 def test_draining_does_not_wait_for_ever(monkeypatch):
     import threading
 
-    from parl_like.run import agent_pool as module
+    from parl_like.run import lifecycle as module
 
     Blocks.gate = threading.Event()
     monkeypatch.setattr(module, "DRAIN_PATIENCE", 0.2)
     robot = robot_of(Recorder(), off(batch_size=2, learn_every=2), lambda: Blocks(9), n_agents=2, driver="threads", mode="async")
     envs = [agent.env._env for agent in robot.agents]
-    robot.pool.advance()
+    robot.pool.lifecycle.advance()
     until(lambda: Blocks.stuck == 2)
     join = robot.pool.driver.join
     robot.pool.driver.join = lambda timeout: (Blocks.gate.set(), join(timeout))[1]  # they come back when nobody waits any more
@@ -1108,7 +1108,7 @@ def test_environments_are_closed_though_draining_fails(driver):
 
     robot = Robot(lambda: Corridor(end=None), tasks={"RL": ComputationTask(Fails())}, driver=driver, mode="async")
     env = robot.agents[0].env._env
-    robot.pool.advance()
+    robot.pool.lifecycle.advance()
     robot.agents[0].helpers["RL"].comm.put_training({"obs": np.zeros((3, 1), np.float32)})
     with pytest.raises(TaskFailed, match="no update"):
         robot.close(drain=True)

@@ -96,7 +96,7 @@ class HostedDriver(WorkerStates):
         """Divides agents over the workers, in blocks; they are made when the robot starts."""
         assert isinstance(pool, AgentPool)
         self.pool: AgentPool = pool
-        like, seeds = pool.make_example(), pool.new_seeds(n)
+        like, seeds = pool.maker.make_example(), pool.maker.new_seeds(n)
         agents = cast(list[Agent], [RemoteAgent(pool, index, like, self.observe) for index, _ in seeds])  # which they stand for
         options, blocks = self.options, np.array_split(np.arange(n), self.options.count(n))
         self.supervisor.workers = [WorkerHandle(number, [agents[i] for i in block],
@@ -174,7 +174,7 @@ class HostedDriver(WorkerStates):
         """Returns when every worker has said hello."""
         while not self.stopping and not all(worker.up for worker in self.workers):
             self._pump()
-            self.pool.raise_error()
+            self.pool.lifecycle.raise_error()
 
     def _start_agents(self) -> None:
         """Starts the agents of workers that are up and have not been told."""

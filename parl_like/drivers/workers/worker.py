@@ -267,7 +267,7 @@ class Worker:
 
     def _start(self, message: Message) -> None:
         self._limit(message)
-        self.pool.ensure_started()
+        self.pool.lifecycle.start()
 
     def _resume(self, message: Message) -> None:
         self.driver.resume(self._limit(message))
@@ -277,13 +277,13 @@ class Worker:
 
     def _stop(self, message: Message) -> None:
         """Ends all agents; they can be started again."""
-        self.pool.halt()
+        self.pool.lifecycle.halt()
         self.pool.wants_stop = False
         self.tell_steps = True
 
     def _settle(self, message: Message) -> None:
         """After an interruption: updates whose replies have come."""
-        self.pool.settle()
+        self.pool.lifecycle.settle()
         self.tell_steps = True
 
     def _answer(self, state: Any) -> None:

@@ -19,8 +19,10 @@ from parl_like.environment.factory import make_one
 from parl_like.environment.hooks import Hook, TraceHash
 from parl_like.interfaces import AgentPort, RunPort
 from parl_like.process.child import RestartBudget
+from parl_like.run.agent_maker import AgentMaker
 from parl_like.run.agent_pool import AgentPool
 from parl_like.run.driver import CALLED_BY_AGENT
+from parl_like.run.helper_maker import HelperMaker
 from parl_like.run.pool_options import PoolOptions
 from parl_like.run.statistics import Counted, Statistics
 from parl_like.tasks.queues import PredictionQueue, RequestBatch, RequestQueue
@@ -242,6 +244,25 @@ class RobotProxy(Counted, RunPort):
                              "set in their worker")
 
 
+class WorkerAgentMaker(AgentMaker):
+    """Makes the agents of a worker as its recipe says."""
+
+    def __init__(self, pool: WorkerPool, helpers: HelperMaker, agents: list[Agent], recipe: Recipe) -> None:
+        super().__init__(pool, helpers, agents)
+        self._recipe = recipe
+
+    def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
+        return [(index, np.random.SeedSequence(entropy, spawn_key=key)) for index, entropy, key in self._recipe.agents]
+
+    def first_env(self, agent: Agent) -> int:
+        """Agents of other workers are not known here: each has room for as many environments as the example of an agent, and
+        those with more have numbers behind all of these."""
+        default = self._recipe.n_envs
+        if agent.n_envs <= default:
+            return agent.index * default
+        return self._recipe.n_agents * default + agent.index * MANY_ENVS
+
+
 class WorkerPool(AgentPool):
     """The agents of one worker, as a pool of their own.
 
@@ -252,14 +273,6 @@ class WorkerPool(AgentPool):
     remote = True
     driver: RemoteDriver
     statistics: WorkerStatistics
-
-    def _first_env(self, member: Agent) -> int:
-        """Agents of other workers are not known here: each has room for as many environments as the example of an agent, and
-        those with more have numbers behind all of these."""
-        default = self.recipe.n_envs
-        if member.n_envs <= default:
-            return member.index * default
-        return self.n_agents * default + member.index * MANY_ENVS
 
     def __init__(self, recipe: Recipe, report: Callable[[int, BaseException, bool], None]) -> None:
         self.recipe, self._report = recipe, report
@@ -275,10 +288,13 @@ class WorkerPool(AgentPool):
         super().__init__(options, lambda: self._proxy, WorkerStatistics())
         self._proxy = RobotProxy(self)
         self.fill(len(recipe.agents))
-        self.hear([EpisodeReport(self.statistics.ended)])
+        self.hooks.begin([EpisodeReport(self.statistics.ended)])
 
     def _make_driver(self) -> Any:
-        return RemoteDriver(self._agent_failed, self._again)
+        return RemoteDriver(self.agent_failed, self._again)
+
+    def _make_maker(self) -> AgentMaker:
+        return WorkerAgentMaker(self, self.helpers, self.agents, self.recipe)
 
     def _again(self, agent: Agent, error: Exception) -> bool:
         """Return whether an agent that raised begins anew, with a new environment; its open episode was cut off when it raised.
@@ -298,7 +314,7 @@ class WorkerPool(AgentPool):
                 time_steps = agent.env.time_steps
                 agent.join(lambda: make_one(self.options.env))
                 agent.env.time_steps = time_steps
-                self.observe()
+                self.hooks.tell_agents()
         except Exception as second:  # noqa: BLE001  building it failed, too
             return self._again(agent, second)
         agent.needs_seed = True
@@ -308,9 +324,6 @@ class WorkerPool(AgentPool):
     def n_agents(self) -> int:
         return self.recipe.n_agents
 
-    def new_seeds(self, n: int) -> list[tuple[int, np.random.SeedSequence]]:
-        return [(index, np.random.SeedSequence(entropy, spawn_key=key)) for index, entropy, key in self.recipe.agents]
-
     def tell(self, text: str) -> None:
         self.said.append(text)  # the robot's process says it
 
@@ -319,6 +332,6 @@ class WorkerPool(AgentPool):
         for agent in self.agents:
             agent.signal = agent.signal or "park"
 
-    def _agent_failed(self, agent: Agent, error: BaseException) -> None:
+    def agent_failed(self, agent: Agent, error: BaseException) -> None:
         if not isinstance(error, (Stopped, Interrupted)):
             self._report(agent.index, error, False)

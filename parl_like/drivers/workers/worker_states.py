@@ -52,7 +52,7 @@ class WorkerStates(CooperativeDriver):
                     asked[worker] = worker.incarnation
                     self.supervisor.order(order, [worker], None if states is None else pack_state(states[worker.number]))
             self._pump()
-            self.pool.raise_error()
+            self.pool.lifecycle.raise_error()
         return [worker.states.popleft() for worker in self.workers]
 
     def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:

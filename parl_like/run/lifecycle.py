@@ -1,0 +1,312 @@
+"""Lifecycle: when the agents of a pool begin, wait and end."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+import weakref
+from collections.abc import Callable
+from enum import Enum, auto
+from functools import partial
+from typing import Any, TypeVar
+
+from parl_like.agents.agent import Agent
+from parl_like.interfaces import RunPort
+from parl_like.run.driver import Pool
+from parl_like.values.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed
+from parl_like.values.spec import SpecError
+
+T = TypeVar("T")
+
+STOP_PATIENCE = 5.0
+"""Seconds that the end of a run waits for agents that are busy in their environments."""
+
+DRAIN_PATIENCE = 10.0
+"""Seconds that `close(drain=True)` waits for agents that are busy in their environments."""
+
+SOUND = (AgentFailed, TaskFailed, NotEnoughRows, SpecError, KeyboardInterrupt)
+"""Errors that name what failed already."""
+
+
+class Phase(Enum):
+    """A phase of a pool's agents."""
+
+    IDLE = auto()
+    """None has begun, or all have ended."""
+    BUSY = auto()
+    """They begin, act, come to wait or end. A call that finds them so comes after Ctrl-C, which may have struck anywhere."""
+    BETWEEN = auto()
+    """They are in the middle of their episodes, between two iterations."""
+    WAITING = auto()
+    """A run is over, and they wait for the next one. Nothing that they hold holds the robot."""
+    PAUSED = auto()
+    """They wait for the next run, but are no more where it left them: their episodes were ended, as at a checkpoint."""
+    CLOSED = auto()
+    """They have ended for good, and their environments are closed."""
+
+
+NEXT: dict[Phase, tuple[Phase, ...]] = {
+    Phase.IDLE: (Phase.BUSY, Phase.CLOSED),
+    Phase.BUSY: (Phase.BETWEEN, Phase.WAITING, Phase.PAUSED, Phase.IDLE),
+    Phase.BETWEEN: (Phase.BUSY,),
+    Phase.WAITING: (Phase.BUSY, Phase.IDLE),  # idle: agents in greenlets of another thread are given up where they wait
+    Phase.PAUSED: (Phase.BUSY,),
+    Phase.CLOSED: (),
+}
+"""Phase → those that may follow."""
+
+ENDED = (Phase.IDLE, Phase.CLOSED)
+
+
+class OneThread:
+    """Around whatever runs or ends the agents of a pool; a thread may enter again. (A generator would cost each update 2 µs.)"""
+
+    def __init__(self, lifecycle: Lifecycle, pool: Pool) -> None:
+        self._lifecycle, self._pool = lifecycle, pool
+        self._runs, self._runner = threading.RLock(), threading.current_thread()
+
+    def __enter__(self) -> None:
+        """Raises RuntimeError where another thread runs them, or began with agents that can only go on there."""
+        pool, lifecycle = self._pool, self._lifecycle
+        if not self._runs.acquire(blocking=False):
+            pool.driver.refuse_agents()
+            raise RuntimeError(f"thread {self._runner.name!r} runs this robot; only one thread at a time may run, save or close "
+                               "it. To end the run from another one call request_stop()")
+        here = threading.current_thread()
+        if lifecycle.begun and pool.driver_name == "cooperative" and self._runner is not here:
+            if lifecycle.phase is not Phase.WAITING:
+                self._runs.release()
+                raise RuntimeError(f"thread {self._runner.name!r} has begun with the agents of this robot, and greenlets cannot "
+                                   "change threads; go on, or close() it, there. A run that came to its end, by run(stop), may "
+                                   "be followed by one in another thread")
+            lifecycle.give_up_waiting()
+        self._runner = here
+
+    def __exit__(self, *exception: object) -> None:
+        self._runs.release()
+
+
+class Lifecycle:
+    """The phases of a pool's agents, and what brings the next one.
+
+    Attributes:
+        phase: Set by `_move` alone.
+        one_thread: To be entered by whatever does several things that belong together.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.phase = Phase.IDLE
+        self.one_thread = OneThread(self, pool)
+        self._pool = pool
+        self._error: BaseException | None = None
+        self._forsaken: weakref.finalize[Any, Any] | None = None
+
+    def _move(self, phase: Phase) -> None:
+        if phase not in NEXT[self.phase]:
+            raise RuntimeError(f"agents cannot go from {self.phase.name} to {phase.name}; after {self.phase.name} comes "
+                               f"{', '.join(following.name for following in NEXT[self.phase]) or 'nothing'}")
+        self.phase = phase
+
+    @property
+    def begun(self) -> bool:
+        """Return whether the agents have begun, and not ended."""
+        return self.phase not in ENDED
+
+    def refuse_closed(self, what: str) -> None:
+        """Raise RuntimeError for a call after the end."""
+        if self.phase is Phase.CLOSED:
+            raise RuntimeError(f"{what}: this robot was closed, and its environments with it; make a new one (`load` takes what "
+                               "`save` wrote), and close() or leave `with` when you are done with it")
+
+    def _uninterrupted(self, call: Callable[[Phase], tuple[T, Phase]]) -> T:
+        """Return what `call` gives, which is told the phase before it and gives that after it, too. Where Ctrl-C strikes inside,
+        it leaves agents in a state that nothing else understands: then they all end before the next thing is done."""
+        self._pool.driver.refuse_agents()
+        with self.one_thread:
+            self.recover()
+            before = self.phase
+            self._move(Phase.BUSY)
+            if before is Phase.WAITING:
+                self._know(self._pool, self._pool.robot)
+            try:
+                result, after = call(before)
+            except Exception:
+                if self.phase is Phase.BUSY:
+                    self._move(Phase.PAUSED if before in (Phase.WAITING, Phase.PAUSED) else Phase.BETWEEN)
+                raise
+            self._move(after)
+        return result
+
+    def recover(self) -> None:
+        """End all agents where Ctrl-C has struck in the middle of something."""
+        if self.phase is Phase.BUSY:
+            self.halt()
+
+    # -------------------------------------------------------------------------------------------------------- they act
+
+    def start(self) -> None:
+        """Let the agents begin where they have not."""
+        if self.phase is Phase.IDLE:
+            self._move(Phase.BUSY)  # first: what has started when Ctrl-C strikes must be halted
+            self._pool.driver.start(self._pool.agents, list(self._pool.wrappers.values()))
+            self._move(Phase.BETWEEN)
+
+    def advance(self) -> bool:
+        """Let the driver do one iteration; return False when nothing could run any more. Raises what an agent or a task
+        raised."""
+        went_on = self._uninterrupted(self._iterate)
+        self.raise_error()
+        return went_on
+
+    def _iterate(self, before: Phase) -> tuple[bool, Phase]:
+        driver = self._pool.driver
+        if before is Phase.IDLE:
+            driver.start(self._pool.agents, list(self._pool.wrappers.values()))
+        elif before is not Phase.BETWEEN:
+            driver.go_on()
+        able = [a for a in driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
+        # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
+        if not driver.stopping:
+            driver.resume(sorted(able, key=lambda agent: agent.index))
+        return driver.iterate(), Phase.BETWEEN
+
+    def fail(self, agent: Agent, error: BaseException) -> None:
+        """Remember what an agent raised, or a task while it served this agent's update: the first error ends the run."""
+        if isinstance(error, (Stopped, Interrupted)):
+            return
+        if self._error is None:
+            self._error = error
+            if not isinstance(error, SOUND):
+                said = error.args[0] if isinstance(error, KeyError) and error.args else error  # a KeyError quotes its own text
+                self._error = AgentFailed(f"{agent}: run_one_episode raised {type(error).__name__}: "
+                                          f"{str(said).removeprefix(f'{agent}: ')}")
+                self._error.__cause__ = error
+        self._pool.request_stop()
+
+    def raise_error(self) -> None:
+        """Raise what an agent or a task has raised; all agents end before."""
+        if self._error is not None:
+            error, self._error = self._error, None
+            self.abandon()
+            raise error
+
+    # -------------------------------------------------------------------------------------------------------- they wait
+
+    def rest(self) -> None:
+        """End a run: its agents wait where they are for the next one. Meanwhile nothing that they hold holds the robot, for no
+        garbage collector sees what a greenlet or a thread holds that waits."""
+        if self._uninterrupted(self._pause):
+            self.halt(patience=1.0)  # who is late does not wait, so nobody does
+        elif self._forsaken is None:
+            self._forsaken = weakref.finalize(self._pool.robot, self._pool.driver.forsake)
+
+    def _pause(self, before: Phase) -> tuple[list[Any], Phase]:
+        self._pool.request_stop()  # also where a rule between two iterations has ended the run
+        late = self._pool.driver.pause(STOP_PATIENCE)
+        self._pool.stop_requested = False
+        if late:
+            return late, Phase.BETWEEN
+        self._know(weakref.proxy(self._pool), weakref.proxy(self._pool.robot))
+        return late, Phase.WAITING
+
+    def _know(self, pool: Pool, robot: RunPort) -> None:
+        """Set what the agents and the driver know the pool and its robot by: themselves, or weak proxies while they wait."""
+        self._pool.driver.pool = pool
+        for agent in self._pool.agents:
+            agent.pool, agent.robot = pool, robot
+        self._pool.hooks.mute(pool is not self._pool)
+
+    def give_up_waiting(self) -> None:
+        """Leave agents that wait in greenlets of another thread, and cannot go on in this one: their episodes end here, as at a
+        checkpoint, and begin anew."""
+        self._know(self._pool, self._pool.robot)
+        self._move(Phase.IDLE)
+        self._pool.driver.forsake()
+        for agent in self._pool.agents:
+            agent.interrupt(carry=True)
+        self.settle()
+
+    # -------------------------------------------------------------------------------------------------------- they end
+
+    def cut(self, patience: float | None = None) -> None:
+        """End all open episodes. Requests that are waiting are served first, so no reply and no update is lost.
+
+        Raises:
+            RuntimeError: an agent is still busy in its environment after `patience` seconds.
+        """
+        self._pool.driver.refuse_agents()
+        with self.one_thread:
+            self.recover()
+            if self.begun:
+                self._uninterrupted(partial(self._interrupt, patience))
+            else:
+                self.settle()
+        self.raise_error()
+
+    def _interrupt(self, patience: float | None, before: Phase) -> tuple[None, Phase]:
+        if late := self._pool.driver.halt(self._pool.agents, "interrupt", patience):
+            raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: "
+                               f"{', '.join(map(str, late))}")
+        self.settle()
+        return None, Phase.BETWEEN if before is Phase.BETWEEN else Phase.PAUSED
+
+    def settle(self) -> None:
+        """Take over, after an interruption, the updates that nobody has waited for. The next resets are seeded."""
+        for agent in self._pool.agents:
+            try:
+                for helper in agent.helpers.values():
+                    helper.settle()
+            except Exception as error:  # noqa: BLE001  an update that failed, of which the agent would have heard at its next one
+                self._pool.agent_failed(agent, error)
+            agent.needs_seed = True
+
+    def halt(self, carry: bool = False, patience: float = STOP_PATIENCE) -> None:
+        """End all agents; open requests are answered with `Stopped`. They may start again, and with `carry` go on with the
+        episodes that are held."""
+        pool, driver, late = self._pool, self._pool.driver, []
+        with self.one_thread:
+            begun = self.begun
+            if begun:
+                if self.phase is not Phase.BUSY:
+                    self._move(Phase.BUSY)
+                if pool.hooks.muted:
+                    self._know(pool, pool.robot)
+                driver.halt(pool.agents, "stop")
+                late = driver.join(patience)
+            for agent in pool.agents:
+                agent.signal = "stop" if agent in late else None
+                agent.quota_steps = agent.quota_episodes = None
+                if agent.env is not None and not carry:
+                    agent.env.carried = None
+                for helper in agent.helpers.values():
+                    helper.forget_pending()
+            driver.stopping = False
+            driver.parked.clear()
+            driver.reopen()
+            pool.stop_requested = False
+            if begun:
+                self._move(Phase.IDLE)  # last: until here the next call begins once more
+        if late:  # last, for the user may have made an error of warnings
+            warnings.warn(f"still busy {STOP_PATIENCE:g} s after the stop: {', '.join(map(str, late))}", RuntimeWarning,
+                          stacklevel=3)
+
+    def abandon(self) -> None:
+        """End all agents after an error, which is the one to report: others, of hooks meanwhile, are not."""
+        self.halt()
+        self._error = None
+
+    def close(self, drain: bool = False) -> None:
+        """See `AgentPool.close`."""
+        pool, cut = self._pool, self._pool.statistics.episodes_cut
+        try:
+            if drain:
+                self.cut(DRAIN_PATIENCE)
+        finally:
+            self.halt()
+            pool.statistics.episodes_cut = cut  # the end of everything says nothing of the returns
+            if self.phase is not Phase.CLOSED:
+                self._move(Phase.CLOSED)
+            for agent in pool.agents:
+                if agent.env is not None and not pool.borrowed:
+                    agent.env.close()
+            pool.driver.close()

@@ -1,0 +1,91 @@
+"""RunHooks: who hears of the stages of a pool's agents, one at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from parl_like.agents.agent import Agent
+from parl_like.environment.hooks import Hook, TraceHash
+
+
+class RunHooks:
+    """The hooks of a pool's runs.
+
+    Args:
+        agents: The pool's list of agents, which may change.
+        trace: Hears of everything, also outside of a run; None: nobody asked for one.
+        threads: Whether agents have threads of their own.
+
+    Attributes:
+        observing: The thread in which a hook or a stop condition is called, where agents have threads; None: none is.
+        muted: Nobody hears anything, for what agents hold while they wait for the next run shall not hold the hooks.
+    """
+
+    def __init__(self, agents: list[Agent], trace: TraceHash | None, threads: bool) -> None:
+        self.observing: int | None = None
+        self.muted = False
+        self._agents, self._trace = agents, trace
+        self._lock = threading.RLock() if threads else None
+        self._hooks: list[Hook] = []
+        self._before: list[Hook] = []  # of the run before
+        self._new: list[Hook] = []
+
+    def tell_agents(self, *more: Hook) -> None:
+        """Let the agents' environments know who hears of their stages: hooks of the run, the trace, and `more` for now."""
+        hooks = [] if self.muted else [*self._hooks, *([] if self._trace is None else [self._trace]), *more]
+        for agent in self._agents:
+            if agent.env is not None:
+                agent.env.observe(hooks)
+
+    def mute(self, muted: bool) -> None:
+        """Set `muted`."""
+        self.muted = muted
+        self.tell_agents()
+
+    def begin(self, hooks: Sequence[Hook]) -> None:
+        """Set the hooks of a run."""
+        self._new = [hook for hook in hooks if all(hook is not other for other in self._before)]
+        self._hooks, self._before = list(hooks), list(hooks)
+        self.tell_agents()
+
+    def connect(self) -> None:
+        """Let hooks that the run before did not have hear PRE_EPISODE of the episodes that go on."""
+        new, self._new = self._new, []
+        for agent in self._agents:
+            if new and agent.env is not None:
+                agent.env.connect_hooks(new)
+
+    def end(self) -> None:
+        """End what `begin` has begun."""
+        self._hooks = []
+        self.tell_agents()
+
+    @contextmanager
+    def during(self, hooks: Sequence[Hook]) -> Iterator[None]:
+        """Let these be the hooks of the run inside of a `with`."""
+        self.begin(hooks)
+        self.connect()
+        try:
+            yield
+        finally:
+            self.end()
+
+    def in_turn(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Return `call`, a hook's method or a stop condition, as agents call it: one at a time, whatever their threads do, for
+        those who write it count in it without locks."""
+        lock = self._lock
+        if lock is None:
+            return call
+
+        def locked(*args: Any) -> Any:
+            with lock:
+                before, self.observing = self.observing, threading.get_ident()
+                try:
+                    return call(*args)
+                finally:
+                    self.observing = before
+
+        return locked
