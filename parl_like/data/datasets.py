@@ -23,8 +23,8 @@ from parl_like.values.spec import Array, Spec, SpecError, as_space, leaves, nest
 
 
 def from_arrays(
-    obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any = None, obs_next: Any = None, *,
-    action_space: gym.Space[Any] | None = None, size: int | None = None, **more: Any
+    obs: object, act: object, rew: object, terminated: object, truncated: object = None, obs_next: object = None, *,
+    action_space: gym.Space[object] | None = None, size: int | None = None, **more: object
 ) -> ReplayBuffer:
     """A buffer of rows in time order, all in one lane.
 
@@ -147,8 +147,8 @@ def from_minari(dataset: Any, *, size: int | None = None) -> ReplayBuffer:
 
 def to_minari(
     buffer: ReplayBuffer | EpisodeBuffer | CachedReplayBuffer, dataset_id: str, *, env: Any = None,
-    observation_space: gym.Space[Any] | None = None,
-    action_space: gym.Space[Any] | None = None, **metadata: Any,
+    observation_space: gym.Space[object] | None = None,
+    action_space: gym.Space[object] | None = None, **metadata: object,
 ) -> Any:  # fmt: skip
     """Writes all rows as the new Minari dataset `dataset_id` and returns it. An episode's last obs_next is its last observation.
 
@@ -171,7 +171,7 @@ def to_minari(
     """
     minari = _minari()
     if env is not None and not isinstance(env, gym.Env):
-        opened: gym.Env[Any, Any] = make(env) if isinstance(env, str) else gym.make(env)
+        opened: gym.Env[object, object] = make(env) if isinstance(env, str) else gym.make(env)
         with opened as made:
             return to_minari(buffer, dataset_id, env=made, observation_space=observation_space, action_space=action_space,
                              **metadata)
@@ -205,7 +205,7 @@ def to_minari(
     return minari.create_dataset_from_buffers(dataset_id, episodes, env=env, **spaces, **{"jpeg_encoding": False, **metadata})
 
 
-def _column(name: str, value: Any) -> Array:
+def _column(name: str, value: object) -> Array:
     try:
         column = as_array(value)
     except ValueError as error:
@@ -237,7 +237,7 @@ def _with_next(flat: dict[str, Array], obs: Mapping[str, Array]) -> dict[str, Ar
     return out
 
 
-def _of_spaces(owner: str, value: Any, name: str, specs: Mapping[str, Spec]) -> dict[str, Array]:
+def _of_spaces(owner: str, value: object, name: str, specs: Mapping[str, Spec]) -> dict[str, Array]:
     """The leaves of one episode in the dtypes of their space."""
     flat = dict(leaves(value, name))
     own = [spec.owned_by(f"from_minari, {owner}") for spec in specs.values() if is_part(spec.name, name)]

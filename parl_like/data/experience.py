@@ -34,7 +34,7 @@ class Experience(NamedTuple):
 
     obs: Any
     act: Any
-    rew: Any
+    rew: float | Array
     terminated: bool
     truncated: bool
     obs_next: Any
@@ -43,12 +43,12 @@ class Experience(NamedTuple):
     info: Any
     env_id: int
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """The fields that hold something, for `ReplayBuffer.add`."""
         return {key: value for key, value in self._asdict().items() if value is not None}
 
 
-def experience(step: TimeStep, next_step: TimeStep, state: Any = None, policy: Any = None) -> Experience:
+def experience(step: TimeStep, next_step: TimeStep, state: object = None, policy: object = None) -> Experience:
     """The row between two consecutive steps of one episode. A true end that falls on the time limit is terminated only.
 
     Raises:
@@ -64,7 +64,7 @@ def experience(step: TimeStep, next_step: TimeStep, state: Any = None, policy: A
                       next_step.observation, state, policy, next_step.env_info, step.env_id)
 
 
-def as_parl_record(rows: Batch | Mapping[str, Any]) -> Batch:
+def as_parl_record(rows: Batch | Mapping[str, object]) -> Batch:
     """Rows as PARL's records: an episode of T actions gives T + 1, the last with the final inputs and a dummy action.
 
     "Next" fields are those of the following record; a record with a non-zero status has no successor in its episode. An episode
@@ -124,7 +124,7 @@ def as_alf(rows: Batch | Mapping[str, Any]) -> Batch:
     return batch
 
 
-def as_sartsa(rows: Batch | Mapping[str, Any], act: Any = None) -> Batch:
+def as_sartsa(rows: Batch | Mapping[str, object], act: object = None) -> Batch:
     """Rows as SARTSA traces: state and action are one longer than reward and terminal, so next_state[i] = state[i + 1].
 
     Where terminal[i], state[i + 1] opens the next episode. The design knows no truncation: `terminal` is either end, and
@@ -192,7 +192,7 @@ class _Layout:
         return out
 
 
-def _rows(rows: Batch | Mapping[str, Any]) -> dict[str, Array]:
+def _rows(rows: Batch | Mapping[str, object]) -> dict[str, Array]:
     """Checked rows as flat arrays."""
     flat = dict(rows.leaves() if isinstance(rows, Batch) else leaves(rows, ""))
     flat = {name: np.asarray(value) for name, value in flat.items()}

@@ -50,7 +50,7 @@ class KeptColumns:
         self.info = {name: (spec.owned_by(where), instead) for name, (spec, instead) in info.items()}
         self.specs = (*self.policy, *(spec for spec, _ in info.values()))
 
-    def values(self, act: Any, last: tuple[Any, Mapping[str, Array] | None, int], info: Mapping[str, Any] | None,
+    def values(self, act: object, last: tuple[object, Mapping[str, Array] | None, int], info: Mapping[str, object] | None,
                ends: Any) -> tuple[Any, ...]:
         """Return the values of the row with this action. `last` has the action that was predicted last, all outputs, and its row
         in these.
@@ -71,18 +71,18 @@ class KeptColumns:
             made.append(self._rows(name, spec, instead, info, ends) if self.n else self._one(name, spec, instead, info))
         return tuple(made)
 
-    def _lacks(self, spec: Spec, name: str, info: Mapping[str, Any]) -> Exception:
+    def _lacks(self, spec: Spec, name: str, info: Mapping[str, object]) -> Exception:
         return spec.error(f"info with {', '.join(map(repr, info)) or 'nothing'}", "let every step give it (a wrapper), or say "
                           f"what stands where it lacks: store_info={{{name!r}: 0.0}}")
 
-    def _one(self, name: str, spec: Spec, instead: Any, info: Mapping[str, Any]) -> Any:
+    def _one(self, name: str, spec: Spec, instead: object, info: Mapping[str, object]) -> Any:
         if name in info:
             return self._fitting(spec, info[name], False)
         if instead is None:
             raise self._lacks(spec, name, info)
         return instead
 
-    def _rows(self, name: str, spec: Spec, instead: Any, info: Mapping[str, Any], ends: Array) -> Array:
+    def _rows(self, name: str, spec: Spec, instead: object, info: Mapping[str, object], ends: Array) -> Array:
         """[n, …] of the info of a vector environment: that of a step which ended an episode may stand in `final_info`."""
         out, lacking = spec.zeros(self.n), np.ones(self.n, bool)
         final = info.get("final_info")
@@ -99,7 +99,7 @@ class KeptColumns:
             out[lacking] = instead
         return out
 
-    def _fitting(self, spec: Spec, value: Any, rows: bool) -> Array:
+    def _fitting(self, spec: Spec, value: object, rows: bool) -> Array:
         array = np.asarray(value)
         fits = array.shape[int(rows):] == spec.shape and array.dtype.kind in "biuf" and not (
             spec.dtype.kind in "iu" and array.dtype.kind == "f" or spec.dtype.kind == "b" and array.dtype.kind != "b")
@@ -114,7 +114,7 @@ def policy_specs(arrays: Mapping[str, Array]) -> tuple[Spec, ...]:
     return tuple(Spec(name, value.shape[1:], value.dtype) for name, value in arrays.items() if is_part(name, "policy"))
 
 
-def read(helper: HelperPort, index: Any, key: str, transformed: bool) -> Any:
+def read(helper: HelperPort, index: object, key: str, transformed: bool) -> Any:
     """See `AgentHelper.read`."""
     buffer = helper.buffer
     if buffer is None:

@@ -26,7 +26,7 @@ class Borrowed:
     begun = ended = 0
 
 
-def rng_state(generator: np.random.Generator) -> dict[str, Any]:
+def rng_state(generator: np.random.Generator) -> dict[str, object]:
     """The state of a PCG64 generator as named integers: kind, state and inc (128 bits), has_uint32, uinteger (32 bits).
 
     Raises:

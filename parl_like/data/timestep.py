@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.values.copying import copied
+from parl_like.values.spec import Array
 
 
 class StepType(IntEnum):
@@ -44,7 +45,7 @@ class TimeStep(NamedTuple):
     """
 
     step_type: StepType
-    reward: Any
+    reward: float | Array
     discount: float
     observation: Any
     prev_action: Any
@@ -71,12 +72,13 @@ class TimeStep(NamedTuple):
         return not self.is_last
 
 
-def first_step(obs: Any, env_id: int = 0, info: Any = None) -> TimeStep:
+def first_step(obs: object, env_id: int = 0, info: object = None) -> TimeStep:
     """The step that `env.reset()` gives."""
     return TimeStep(StepType.FIRST, 0.0, 1.0, copied(obs), None, env_id, None, {} if info is None else info)
 
 
-def next_step(obs: Any, rew: Any, terminated: bool, truncated: bool, act: Any, env_id: int = 0, info: Any = None) -> TimeStep:
+def next_step(obs: object, rew: float | Array, terminated: bool, truncated: bool, act: object, env_id: int = 0,
+              info: object = None) -> TimeStep:
     """The step that `env.step(act)` gives, from gymnasium's five values.
 
     A true end that falls on the time limit (both flags) is a true end: discount 0.
@@ -102,7 +104,7 @@ def discount_of(terminated: bool | npt.NDArray[np.bool_]) -> Any:
     return 0.0 if _flag("terminated", terminated) else 1.0
 
 
-def _flag(name: str, value: Any) -> bool:
+def _flag(name: str, value: object) -> bool:
     if value is True or value is False:
         return value
     if isinstance(value, np.bool_) or (isinstance(value, np.ndarray) and value.dtype == np.bool_ and value.ndim == 0):

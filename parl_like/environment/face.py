@@ -23,7 +23,7 @@ from parl_like.tasks.no_progress import Resets
 from parl_like.values.batch import Batch
 from parl_like.values.copying import copied, own
 from parl_like.values.errors import AgentFailed, Interrupted, Stopped, TaskFailed
-from parl_like.values.spec import SpecError
+from parl_like.values.spec import Array, SpecError
 
 log = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class EnvFace:
     cut_short = 0  # episodes that `limit` has ended
     _name, _of_one = "environment", ""  # what the environment is called, and how the names of one's spaces begin
 
-    def __init__(self, env: gym.Env[Any, Any], agent: ActingAgent) -> None:
+    def __init__(self, env: gym.Env[object, Any], agent: ActingAgent) -> None:
         self._env, self._agent = env, agent
         self._step: Any = env.step
         self._lacks = [name for name in ("seed", "options") if not takes_option(env.reset, name)]
@@ -68,7 +68,7 @@ class EnvFace:
         self.episode_return: Any = 0.0
         self.episode_length = self.time_steps = 0
         self.seed: int | None = None
-        self.carried: dict[str, Any] | None = None
+        self.carried: dict[str, object] | None = None
         self._left = False  # whether other episodes were played since that one was held
         self._pre_act: list[Any] = []
         self._post_act: list[Any] = []
@@ -98,7 +98,7 @@ class EnvFace:
         """From now on an episode that does not end within so many actions is truncated there."""
         step = self._step
 
-        def limited(act: Any) -> Any:
+        def limited(act: object) -> Any:
             out = step(act)
             if self.episode_length + 1 < steps or len(out) != 5 or out[2] or out[3]:
                 return out
@@ -114,7 +114,7 @@ class EnvFace:
             for call in map(self._agent.pool.in_turn, overridden(hooks, "pre_episode")):
                 call(self._agent)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[object, dict[str, object]]:
         """Starts an episode, or goes on with the one that was `carried` over a checkpoint, where neither seed nor options are
         given. The first reset after a start or an interruption is seeded from the agent's generator,
         later ones are not seeded, unless a helper says so."""
@@ -165,7 +165,7 @@ class EnvFace:
             self._known = True
             return self._env.reset(**options)
 
-    def _without(self, options: dict[str, Any]) -> dict[str, Any]:
+    def _without(self, options: dict[str, object]) -> dict[str, object]:
         """Return what a reset that knows neither seeds nor options can be given; `seed(seed)` of the environment gets the
         seed."""
         seed = options.get("seed") if "seed" in self._lacks else None
@@ -210,7 +210,7 @@ class EnvFace:
     def _counted(self) -> Any:
         return self.episode_return, self.episode_length
 
-    def put_back(self, carried: dict[str, Any]) -> None:
+    def put_back(self, carried: dict[str, object]) -> None:
         """Makes the environment what it was when the episode was held; the next reset goes on with it. Where it is another
         environment now (`restore_state` raises ValueError), or none can go on from there, the log says so and the next reset
         begins an episode.
@@ -229,7 +229,7 @@ class EnvFace:
         else:
             self.carried = carried
 
-    def _go_on(self, carried: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _go_on(self, carried: dict[str, object]) -> tuple[object, dict[str, object]]:
         if self._left:
             self._left = False
             try:
@@ -247,14 +247,14 @@ class EnvFace:
         self._count_on(*counted)
         return obs, info
 
-    def _again(self, obs: Any, info: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    def _again(self, obs: object, info: dict[str, object]) -> tuple[object, dict[str, object]]:
         """Return what is shown where a carried episode goes on, of which these were shown last."""
         return obs, info
 
-    def _count_on(self, episode_return: Any, length: int) -> None:
+    def _count_on(self, episode_return: object, length: int) -> None:
         self.episode_return, self.episode_length = episode_return, length
 
-    def _begin(self, obs: Any, info: dict[str, Any]) -> None:
+    def _begin(self, obs: object, info: dict[str, object]) -> None:
         self.episode_return, self.episode_length = 0.0, 0
         self.last = (obs, None, 0.0, False, False, info)
         for call in self._pre_episode:
@@ -265,7 +265,7 @@ class EnvFace:
         way_out = OLD_GYM if old_style else ""
         return AgentFailed(f"{self._agent}: its {self._name}{doing}: {type(error).__name__}: {error}{way_out}")
 
-    def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, act: Any) -> tuple[object, float | Array, bool, bool, dict[str, Any]]:
         """Takes one action."""
         agent = self._agent
         if agent.signal is not None:
@@ -333,13 +333,13 @@ class EnvFace:
                               f"episode, gave a reward of shape {np.shape(rew)}, and declares {declared}; {REWARD_WEIGHTS} and "
                               "give it a `reward_space`")
 
-    def _check_info(self, info: Any, of: str) -> None:
+    def _check_info(self, info: object, of: str) -> None:
         """Refuses an info that is no mapping. A dict is not asked for: wrappers have kinds of their own."""
         if not isinstance(info, Mapping):
             raise AgentFailed(f"{self._agent}: {of} of its {self._name} (seed {self.seed}) gave the info {described(info)}; "
                               "expected a dict, {} where there is nothing to say")
 
-    def _no_outcome(self, rew: Any, terminated: Any, truncated: Any) -> AgentFailed:
+    def _no_outcome(self, rew: object, terminated: Any, truncated: Any) -> AgentFailed:
         """For a reward that cannot be added up, or flags that are neither true nor false."""
         where = f"{self._agent}: its {self._name} (seed {self.seed}), after {self.episode_length} steps of the episode,"
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
@@ -361,7 +361,7 @@ class EnvFace:
         if left <= 0 and agent.signal is None:
             agent.signal = "park"  # before its next step
 
-    def _accepted(self, accepts: Acceptance, obs: Any, rew: Any, moment: str) -> tuple[Any, Any]:
+    def _accepted(self, accepts: Acceptance, obs: object, rew: object, moment: str) -> tuple[Any, Any]:
         """Return what the environment gave, as the agent gets it (`Agent.on_bad_value`).
 
         Raises:
@@ -386,7 +386,7 @@ class EnvFace:
             agent.count_bad(f"{where}: replaced {obs!r:.60}, reward {rew!r:.20} by {good_obs!r:.60}, {good_rew!r:.20}")
         return good_obs, good_rew
 
-    def _check_action(self, act: Any) -> None:
+    def _check_action(self, act: object) -> None:
         space = self.action_space
         if space is None:
             return

@@ -33,12 +33,12 @@ WAY_OUT = ("give play an environment that renders 'rgb_array' (env=), or the rob
            "`def make(render_mode=None): return MyEnv(render_mode=render_mode)`")
 
 
-def is_made(env: Any) -> bool:
+def is_made(env: object) -> bool:
     """Return whether this is an environment itself, of which there is only one."""
     return isinstance(env, (gym.Env, gym.vector.VectorEnv)) or (hasattr(env, "step") and not isinstance(env, type))
 
 
-def factory_of(source: Any) -> Callable[..., Any]:
+def factory_of(source: Any) -> Callable[..., object]:
     """Ids are made without gymnasium's checker: ours checks each step."""
     return partial(env_ids.make, source, disable_env_checker=True) if isinstance(source, str) else source
 
@@ -53,7 +53,7 @@ def make_one(source: EnvSource) -> Any:
     return one_player(source if is_made(source) or not callable(factory_of(source)) else factory_of(source)())
 
 
-def one_player(env: Any) -> Any:
+def one_player(env: object) -> Any:
     """The environment itself. Raises TypeError for one of PettingZoo's, which has several players."""
     if hasattr(env, "possible_agents") and not isinstance(env, (gym.Env, gym.vector.VectorEnv)):
         turns = hasattr(env, "agent_iter")
@@ -87,7 +87,7 @@ def for_elsewhere(source: EnvSource) -> Any:
     return partial(_knowing, own, modules, source) if (own or modules) and source is not None else source
 
 
-def _knowing(ids: Mapping[str, Any], modules: Sequence[str], source: Any, **options: Any) -> Any:
+def _knowing(ids: Mapping[str, Any], modules: Sequence[str], source: object, **options: object) -> Any:
     for module in modules:
         with suppress(ImportError):
             import_module(module)
@@ -96,7 +96,7 @@ def _knowing(ids: Mapping[str, Any], modules: Sequence[str], source: Any, **opti
     return factory_of(source)(**options)
 
 
-def note_of(env: Any) -> str:
+def note_of(env: object) -> str:
     """The attribute `note` of an environment: a sentence about it for the record of a run. Wrappers are looked through, and of
     several environments in this process the first is asked; empty: it says nothing."""
     for _ in range(8):
@@ -121,7 +121,7 @@ def reward_shape(env: Any) -> tuple[int, ...]:
     return space.shape if isinstance(space, gym.spaces.Box) else ()
 
 
-def again(env: Any) -> Callable[..., Any]:
+def again(env: object) -> Callable[..., object]:
     """A factory of environments like this one, arguments and registered wrappers included.
 
     Raises:
@@ -139,7 +139,7 @@ def again(env: Any) -> Callable[..., Any]:
     return partial(gym.make, spec)
 
 
-def drawable(factory: Callable[..., Any]) -> Callable[[], Any]:
+def drawable(factory: Callable[..., object]) -> Callable[[], Any]:
     """A factory of the same environments that draws them, as far as that can be asked for: `render_mode="rgb_array"` where the
     factory takes a render mode; else what it gives is switched to that mode, if it knows it."""
 
@@ -155,7 +155,7 @@ def drawable(factory: Callable[..., Any]) -> Callable[[], Any]:
     return make
 
 
-def _switched(env: Any) -> Any:
+def _switched(env: object) -> Any:
     """An environment that was made for another mode, told to draw: environments look at `render_mode` when they render."""
     for one in getattr(env, "envs", None) or [env]:
         metadata = getattr(one, "metadata", None) or {}
@@ -225,5 +225,5 @@ def write_gif(path: str | Path, pictures: Sequence[Any], frames_per_second: floa
     first, *rest = [Image.fromarray(p) if isinstance(p, np.ndarray) else p for p in pictures]
     each = 10 * max(2, round(100 / frames_per_second))
     last = max(each, round(1000 * at_least) - each * len(rest))
-    durations: Any = each if last == each else [*[each] * len(rest), last]
+    durations: object = each if last == each else [*[each] * len(rest), last]
     first.save(path, save_all=True, append_images=rest, duration=durations, loop=0)

@@ -75,7 +75,7 @@ class EpisodeStats(Hook):
     """Return and length of every finished episode, in the order of their ends, as lists."""
 
     def __init__(self) -> None:
-        self.returns: list[Any] = []
+        self.returns: list[object] = []
         self.lengths: list[int] = []
 
     def post_episode(self, agent: AgentPort, interrupted: bool) -> None:

@@ -58,7 +58,7 @@ def _belongings(alone: bool, generators: bool) -> dict[str, Any]:
     """Return what environments shall not change, by name; None where it cannot be told. Beside other threads, handlers and
     torch's generator tell nothing: the main thread holds Ctrl-C off at times, and updates with dropout borrow the generator,
     which may be beside the main thread, too."""
-    out: dict[str, Any] = {DIRECTORY: None}
+    out: dict[str, object] = {DIRECTORY: None}
     with suppress(OSError):  # it was deleted
         out[DIRECTORY] = os.getcwd()
     if alone:

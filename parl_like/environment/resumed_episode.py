@@ -14,7 +14,7 @@ from parl_like.environment.state import restore_state, unhold
 from parl_like.values.spec import Spec, as_space, leaves, specs_of
 
 
-def try_out(env: Any, carried: Any, memory: dict[str, list[Any]], counted: tuple[Any, ...]) -> None:
+def try_out(env: Any, carried: Any, memory: dict[str, list[Any]], counted: tuple[object, ...]) -> None:
     """Resets the environment, puts it back to where the episode was, and makes a step from there; the caller puts it back again.
 
     Args:
@@ -63,7 +63,7 @@ def _check_memory(saved: dict[str, Any], own: dict[str, list[Any]]) -> None:
             Spec(name, np.shape(mine), np.asarray(mine).dtype).convert(theirs)
 
 
-def _check_counts(saved: tuple[Any, ...], own: tuple[Any, ...]) -> None:
+def _check_counts(saved: tuple[object, ...], own: tuple[Any, ...]) -> None:
     """Returns, of which each may be several numbers, lengths, and of several environments which of them are done."""
     if isinstance(saved[0], bool) or not isinstance(saved[0], (Real, np.ndarray)):
         raise ValueError(f"return: expected a number or an array of them, got {saved[0]!s:.60}")
@@ -77,7 +77,7 @@ def _check_counts(saved: tuple[Any, ...], own: tuple[Any, ...]) -> None:
             raise ValueError(f"lengths and ends: expected {mine.shape} {mine.dtype}, got {theirs!s:.60}")
 
 
-def _specs(env: Any, space: str, name: str) -> dict[str, Spec]:
+def _specs(env: object, space: str, name: str) -> dict[str, Spec]:
     """Return the specs of what the environment declares; {} where it declares nothing, or something of no fixed shape."""
     try:
         return specs_of(getattr(env, space), name)
@@ -85,7 +85,7 @@ def _specs(env: Any, space: str, name: str) -> dict[str, Spec]:
         return {}
 
 
-def _check(specs: dict[str, Spec], obs: Any) -> None:
+def _check(specs: dict[str, Spec], obs: object) -> None:
     found = dict(leaves(obs, "obs")) if specs else {}
     if found.keys() != specs.keys():
         raise ValueError(f"observation: expected {', '.join(specs)}, got {', '.join(found)}")
@@ -93,7 +93,7 @@ def _check(specs: dict[str, Spec], obs: Any) -> None:
         spec.check_bounds(spec.convert(found[name]))
 
 
-def _fits(specs: dict[str, Spec], obs: Any) -> bool:
+def _fits(specs: dict[str, Spec], obs: object) -> bool:
     """Return whether the environment keeps to what it declares."""
     try:
         _check(specs, obs)

@@ -44,7 +44,7 @@ _SYNC = "gymnasium.vector.sync_vector_env.SyncVectorEnv"
 REFUSED = {"ale_py.env.AtariEnv": "its state lacks the action that sticks; use parl_like.envs.atari.Atari"}
 
 
-def clone_state(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> dict[str, Any]:
+def clone_state(env: gym.Env[object, object] | VectorEnv[object, object, object]) -> dict[str, object]:
     """Everything in an environment and its wrappers that what comes next depends on: restore it, take the same actions, and
     observations, rewards, ends and later episodes are the same. It stays as it is whatever the environment does, and may be
     restored many times.
@@ -63,7 +63,7 @@ def clone_state(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any]) -> dict[str, 
     return {"layers": [(_name(layer), _part(layer)) for layer in _layers(env)]}
 
 
-def restore_state(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any], state: Mapping[str, Any]) -> None:
+def restore_state(env: gym.Env[Any, Any] | VectorEnv[object, object, object], state: Mapping[str, Any]) -> None:
     """Goes back to a state, also one of another environment that was made alike.
 
     Raises:
@@ -97,7 +97,7 @@ def restore_state(env: gym.Env[Any, Any] | VectorEnv[Any, Any, Any], state: Mapp
                 layer._np_random_seed = part["seed"]
 
 
-def _layers(env: Any) -> Iterator[Any]:
+def _layers(env: object) -> Iterator[Any]:
     """The outermost wrapper first, the bare environment last."""
     while isinstance(env, gym.Wrapper):
         yield env
@@ -105,7 +105,7 @@ def _layers(env: Any) -> Iterator[Any]:
     yield env
 
 
-def _name(layer: Any) -> str:
+def _name(layer: object) -> str:
     return f"{type(layer).__module__}.{type(layer).__qualname__}"
 
 
@@ -134,7 +134,7 @@ def _part(layer: Any) -> Any:
     return getattr(layer, pair[0])()
 
 
-def hold(value: Any) -> Any:
+def hold(value: object) -> Any:
     """A copy of plain values and arrays that a checkpoint can hold; `unhold` gives them back. Raises TypeError for others."""
     from parl_like.learning.saved_state import pack, unpack  # imports torch, which workers of environments do without
 
@@ -144,7 +144,7 @@ def hold(value: Any) -> Any:
     return packed
 
 
-def can_hold(value: Any) -> bool:
+def can_hold(value: object) -> bool:
     try:
         hold(value)
     except TypeError:
@@ -152,7 +152,7 @@ def can_hold(value: Any) -> bool:
     return True
 
 
-def unhold(packed: Any) -> Any:
+def unhold(packed: object) -> Any:
     from parl_like.learning.saved_state import unpack
 
     return unpack(packed, None, "state of an environment")

@@ -123,7 +123,7 @@ class StopAfterSeconds(StopCondition):
         return monotonic() >= self._end
 
 
-def numbers(owner: Any, returns: list[Any]) -> list[float]:
+def numbers(owner: object, returns: list[Any]) -> list[float]:
     """Returns of episodes that can be compared; raises TypeError where they are vectors."""
     if returns and np.ndim(returns[-1]):
         raise TypeError(f"{type(owner).__name__}: returns are vectors of shape {np.shape(returns[-1])}, one number is needed; "

@@ -14,7 +14,7 @@ from parl_like.values.action_codec import Unclipped
 from parl_like.values.spec import Spec, SpecError, leaves, nest, specs_of
 
 
-def contains(space: gym.Space[Any], act: Any) -> bool:
+def contains(space: gym.Space[object], act: Any) -> bool:
     """As `space.contains`, but a number is an array of shape (), and only shape and bounds of arrays count."""
     if isinstance(space, gym.spaces.Box):
         value = np.asarray(act)
@@ -27,7 +27,7 @@ def contains(space: gym.Space[Any], act: Any) -> bool:
     return bool(space.contains(act))
 
 
-def described(value: Any) -> str:
+def described(value: object) -> str:
     """A value as messages show it: arrays by their shape, text quoted, anything long cut short."""
     if isinstance(value, np.ndarray) and value.size > 1:
         return f"an array of shape {value.shape}"
@@ -53,7 +53,7 @@ class Acceptance:
             self.specs = {}
         self.reward = Spec("rew", reward_shape(env), np.dtype(np.float64))
 
-    def observation(self, obs: Any) -> Any:
+    def observation(self, obs: object) -> Any:
         """`obs` itself where it is as declared, else mended.
 
         Raises:
@@ -68,7 +68,7 @@ class Acceptance:
         mended = {name: self.value(spec, flat[name]) for name, spec in self.specs.items()}
         return obs if all(mended[name] is flat[name] for name in flat) else nest(mended)["obs"]
 
-    def value(self, spec: Spec, value: Any) -> Any:
+    def value(self, spec: Spec, value: object) -> Any:
         """The same for one array."""
         if type(value) is float and math.isfinite(value) and spec is self.reward and not spec.shape:
             return value  # what nearly all rewards are

@@ -254,12 +254,12 @@ def _doctor(args: argparse.Namespace) -> int:
 # ------------------------------------------------------------------------------------------------ words in, text out
 
 
-def _show(args: argparse.Namespace, value: Any, lines: Iterable[str]) -> None:
+def _show(args: argparse.Namespace, value: object, lines: Iterable[str]) -> None:
     """The outcome of a command: `value` for machines, `lines` for people."""
     _print_json(value) if args.json else print("\n".join(map(text.escaped, lines)))
 
 
-def _print_json(value: Any) -> None:
+def _print_json(value: object) -> None:
     from parl_like.lab.runs.rundir import plain
 
     print(json.dumps(plain(value), allow_nan=False))
@@ -291,7 +291,7 @@ def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
     return ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells]
 
 
-def _cell(value: Any, digits: str) -> str:
+def _cell(value: object, digits: str) -> str:
     if isinstance(value, float):
         return format(value, digits)
     return "-" if value is None else text.escaped(shortened(str(value), MAX_CELL))
@@ -318,7 +318,7 @@ Option = tuple[str, dict[str, Any]]
 """The name of an argument, and how argparse is to take it."""
 
 
-def _option(name: str, text: str | None = None, **how: Any) -> Option:
+def _option(name: str, text: str | None = None, **how: object) -> Option:
     return name, {"help": text, **how}
 
 

@@ -102,7 +102,7 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise ValueError(f"stop_score={self.stop_score:g} is reached by an evaluation while training; give eval_every=, too")
 
     @classmethod
-    def defaults(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
+    def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:
         """Values in place of the defaults, where they depend on what is given."""
         return {}
 
@@ -130,7 +130,7 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 C = TypeVar("C", bound=ExperimentConfig)
 
 
-def resolve(config_class: type[C], *layers: Mapping[str, Any]) -> C:
+def resolve(config_class: type[C], *layers: Mapping[str, object]) -> C:
     """The configuration that the layers give, later ones before earlier ones, all before the defaults.
 
     A class with the field `parts` takes keys that it does not know as settings of what the robot is built of, which checks them.
@@ -140,7 +140,7 @@ def resolve(config_class: type[C], *layers: Mapping[str, Any]) -> C:
             later layer covers.
     """
     name = config_class.__qualname__
-    merged: dict[str, Any] = {}
+    merged: dict[str, object] = {}
     fields = [field.name for field in msgspec.structs.fields(config_class) if _has_parts(field.type)]
     for layer in layers:
         own, parts = dict[str, Any](), dict[str, Any]()  # parts in order: they may have several names for one thing
@@ -157,20 +157,20 @@ def resolve(config_class: type[C], *layers: Mapping[str, Any]) -> C:
         raise ConfigError(f"{name}: {str(error).replace(' - at `$`', '')}") from None
 
 
-def to_dict(config: msgspec.Struct) -> dict[str, Any]:
+def to_dict(config: msgspec.Struct) -> dict[str, object]:
     """The complete configuration as nested dicts and lists of plain values, as YAML and JSON give it back (tuples are lists)."""
     tree: dict[str, Any] = _lists(msgspec.to_builtins(config))
     return nested(tree.pop("parts", {}), tree)
 
 
-def _lists(tree: Any) -> Any:
+def _lists(tree: object) -> Any:
     """The same without tuples."""
     if isinstance(tree, dict):
         return {key: _lists(part) for key, part in tree.items()}
     return [_lists(part) for part in tree] if isinstance(tree, (list, tuple)) else tree
 
 
-def nested(keys: Mapping[str, Any], into: Mapping[str, Any]) -> dict[str, Any]:
+def nested(keys: Mapping[str, object], into: Mapping[str, object]) -> dict[str, object]:
     """`{"a.b": 1}` → `{"a": {"b": 1}}`, put into a copy of a tree."""
     out = dict(into)
     for key, value in keys.items():
@@ -186,9 +186,9 @@ def ends_with(name: str, key: str) -> str | None:
     return next((".".join(given[n:]) for n in range(len(given), 0, -1) if path[-n:] == given[:n]), None)
 
 
-def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> dict[str, tuple[Any, Any]]:
+def differences(old: Mapping[str, object], new: Mapping[str, object], prefix: str = "") -> dict[str, tuple[Any, Any]]:
     """Dotted key → (old value, new value) where two configurations differ; a missing key counts as None."""
-    out: dict[str, tuple[Any, Any]] = {}
+    out: dict[str, tuple[object, object]] = {}
     for key in [*old, *(key for key in new if key not in old)]:
         a, b = old.get(key), new.get(key)
         if isinstance(a, Mapping) and isinstance(b, Mapping):
@@ -198,7 +198,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
     return out
 
 
-def flat(tree: Any, key: str = "") -> dict[str, Any]:
+def flat(tree: object, key: str = "") -> dict[str, object]:
     """Dotted key → plain value of nested mappings and lists: `{"a": {"b": [1, 2]}}` → `{"a.b[0]": 1, "a.b[1]": 2}`."""
     if isinstance(tree, Mapping):
         parts = [(f"{key}.{name}" if key else str(name), part) for name, part in tree.items()]
@@ -209,7 +209,7 @@ def flat(tree: Any, key: str = "") -> dict[str, Any]:
     return {where: value for name, part in parts for where, value in flat(part, name).items()}
 
 
-def parse_assignments(words: Sequence[str], say: Callable[[str], object] | None = None) -> dict[str, Any]:
+def parse_assignments(words: Sequence[str], say: Callable[[str], object] | None = None) -> dict[str, object]:
     """`["seed=3", "net.hidden=[64, 64]"]` → `{"seed": 3, "net.hidden": [64, 64]}`, in order; a value is read as YAML.
 
     Of two words for one key the last one counts, which `say` is told; nothing after `=` is the empty text.
@@ -217,7 +217,7 @@ def parse_assignments(words: Sequence[str], say: Callable[[str], object] | None 
     Raises:
         ConfigError: a word that is no `key=value`, or one value as a whole and in parts (`net=3 net.hidden=[1]`), in any order.
     """
-    given: dict[str, tuple[str, Any]] = {}
+    given: dict[str, tuple[str, object]] = {}
     before: dict[str, list[str]] = {}
     for word in words:
         key, equals, text = word.partition("=")
@@ -231,7 +231,7 @@ def parse_assignments(words: Sequence[str], say: Callable[[str], object] | None 
             given[key] = word, text
         else:
             given[key] = word, parse(text, f"key {key!r}", key) if text else ""
-    tree: dict[str, Any] = {}
+    tree: dict[str, object] = {}
     for key, (word, value) in given.items():
         _add(tree, nested({key: value}, {}))
         if key in before and say is not None:
@@ -239,13 +239,13 @@ def parse_assignments(words: Sequence[str], say: Callable[[str], object] | None 
     return {key: value for key, (_, value) in given.items()}
 
 
-def overruled(name: str, value: Any, by: str, before: Sequence[str]) -> str:
+def overruled(name: str, value: object, by: str, before: Sequence[str]) -> str:
     """The line that says which of several words for one setting counts."""
     does = "do" if len(before) > 1 else "does"
     return f"{name} is {show(value)}, as {by!r} says; {', '.join(map(repr, before))}, which came before, {does} not count"
 
 
-def _add(tree: dict[str, Any], more: Mapping[str, Any], prefix: str = "") -> None:
+def _add(tree: dict[str, object], more: Mapping[str, object], prefix: str = "") -> None:
     """Puts values into a tree that has none in their places."""
     for name, value in more.items():
         key, there = prefix + name, tree.get(name)
@@ -263,8 +263,8 @@ def _add(tree: dict[str, Any], more: Mapping[str, Any], prefix: str = "") -> Non
 # ------------------------------------------------------------------------------------------------ fitting keys to a class
 
 
-def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[str, Any], name: str,
-           prefix: str = "") -> dict[str, Any]:
+def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[str, object], name: str,
+           prefix: str = "") -> dict[str, object]:
     """`low` with `layer` over it, every value of which is checked against its field; converted values stay plain data.
 
     Of a struct with a `short` field a text alone is the value; with another one, `low` keeps none of the fields `of_short`.
@@ -297,7 +297,7 @@ def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[
     return out
 
 
-def _leaves(tree: Any, key: str) -> Iterator[tuple[str, Any]]:
+def _leaves(tree: object, key: str) -> Iterator[tuple[str, object]]:
     """Dotted key → value of nested mappings."""
     if isinstance(tree, Mapping) and tree:
         for name, part in tree.items():
@@ -306,7 +306,7 @@ def _leaves(tree: Any, key: str) -> Iterator[tuple[str, Any]]:
         yield key, tree
 
 
-def fit(value: Any, expected: Any, name: str, key: str, described: str = "") -> Any:
+def fit(value: object, expected: Any, name: str, key: str, described: str = "") -> Any:
     """A plain value that is of that type. Raises ConfigError, which names the key, what was expected and what came; `described`
     says it where the type is a mapping with keys of its own."""
     for number in flat(value).values():
@@ -331,7 +331,7 @@ def fit(value: Any, expected: Any, name: str, key: str, described: str = "") -> 
     raise ConfigError(f"{name}: key {key + where.rstrip('`')!r} expects {wanted}, got {shown(value)}")
 
 
-def _misfit(value: Any, expected: Any) -> str:
+def _misfit(value: object, expected: Any) -> str:
     """Why a value is none of the type; nothing where it is."""
     try:
         msgspec.convert(value, expected)

@@ -123,7 +123,7 @@ _NAMES = {"name": (Name, "lower-case letters, digits, - and _, at most 64, the f
 """Field of an experiment → its type, and what it may be, in words."""
 
 
-def _in_words(given: Mapping[str, Any], said: str) -> str:
+def _in_words(given: Mapping[str, object], said: str) -> str:
     """The refusal of an experiment; where a name has other characters, which it may have instead of a pattern."""
     for field, (kind, words) in _NAMES.items():
         try:

@@ -47,7 +47,7 @@ class Foreign:
         alone: The run is only looked at, so its robot needs no other process.
     """
 
-    def __init__(self, file: Path, tree: Mapping[str, Any], given: Sequence[Mapping[str, Any]], ran: bool,
+    def __init__(self, file: Path, tree: Mapping[str, object], given: Sequence[Mapping[str, object]], ran: bool,
                  alone: bool = False) -> None:
         self.file, self.ran, self.alone = file, ran, alone
         self._every = configs.flat({key: value for key, value in tree.items() if key not in CHECKED})
@@ -64,7 +64,7 @@ class Foreign:
         key = next((key for key, value in self._every.items() if value == name), "")
         return self._refusal(key, name, "would import a module")
 
-    def check_options(self, key: str, id: str, options: Mapping[str, Any]) -> None:
+    def check_options(self, key: str, id: str, options: Mapping[str, object]) -> None:
         """Raises ConfigError for options of an environment that its code could do anything with, if the user does not know them.
 
         Our own environments check theirs, but for the render mode, with which gymnasium opens windows.
@@ -83,14 +83,14 @@ class Foreign:
             raise self._refusal(next((key for key, value in self._every.items() if value == name), ""), name,
                                 "would write files or open a window")
 
-    def _refusal(self, key: str, value: Any, what: str) -> ConfigError:
+    def _refusal(self, key: str, value: object, what: str) -> ConfigError:
         name, in_list, _ = key.partition("[")
         whole = [one for end, one in self._every.items() if end.startswith(f"{name}[")]
         again = f"{name}={yaml_text.show(whole) if in_list else yaml_text.show(value)}" if key else "it"
         return ConfigError(f"{self.file}: {f'{key}=' if key else ''}{value!r} {what}, which a run directory may not ask for; if "
                            f"you trust it, give {again} again")
 
-    def find_spec(self, name: str, path: Any = None, target: Any = None) -> None:
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
         """As a finder of modules, before all others: refuses one that is not there yet, if a text of the directory names it."""
         if name.partition(".")[0] not in (_OURS, *_KNOWN):
             begins = f"{name}.", f"{name}:"

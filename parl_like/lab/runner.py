@@ -62,8 +62,9 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
             return Session(experiment, config, run, stream, debug, report).go(robot, None)
 
 
-def resume(run_dir: str | Path, overrides: Mapping[str, Any] | None = None, *, which: str = "newest", command: Sequence[str] = (),
-           stream: TextIO | None = None, debug: bool = False, report: Report | None = None, source: str = "") -> int:
+def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *, which: str = "newest",
+           command: Sequence[str] = (), stream: TextIO | None = None, debug: bool = False, report: Report | None = None,
+           source: str = "") -> int:
     """Continues a run from a checkpoint, and returns an exit code as `train`.
 
     A stop by a signal saves at a moment that no schedule knows, and the run goes on from there, so no step is lost. But a save
@@ -122,7 +123,7 @@ def describe(experiment: Experiment, config: ExperimentConfig) -> str:
         return fields + (robot.parts.describe() if robot.parts is not None else "")
 
 
-def load_run(run_dir: str | Path, *, checkpoint: str = "latest", source: str = "", **overrides: Any) -> Any:
+def load_run(run_dir: str | Path, *, checkpoint: str = "latest", source: str = "", **overrides: object) -> Any:
     """The robot of a run directory, in the state of a checkpoint: for `act`, `evaluate`, `run`, and `close`.
 
         with load_run("runs/2026-11-21_ppo-cartpole_s0", checkpoint="best") as robot:
@@ -145,7 +146,7 @@ def load_run(run_dir: str | Path, *, checkpoint: str = "latest", source: str = "
 
 
 def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None, which: str = "latest",
-             overrides: Mapping[str, Any] | None = None, source: str = "") -> dict[str, Any]:
+             overrides: Mapping[str, object] | None = None, source: str = "") -> dict[str, object]:
     """Numbers of a trained run: `episodes`, `mean_return`, `std_return` (of the population), `min_return`, `max_return` …
 
     By default as after training, so the numbers of `result.json` come out again. `overrides`, `source`: as for `resume`.
@@ -160,7 +161,7 @@ def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None,
 
 
 def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, which: str = "latest", max_steps: int = 0,
-         stream: TextIO | None = None, overrides: Mapping[str, Any] | None = None, source: str = "") -> list[dict[str, Any]]:
+         stream: TextIO | None = None, overrides: Mapping[str, object] | None = None, source: str = "") -> list[dict[str, Any]]:
     """Records evaluation episodes as `videos/episode_<seed>.gif` in the run directory. Returns path, seed and return of each.
 
     A robot whose episodes say more than a film shows has its own way: `play(robot, config, path, *, seed, max_steps, stream)` in
@@ -299,7 +300,7 @@ def _complete(config: ExperimentConfig, robot: Robot) -> Any:
     return config if robot.parts is None else stored.with_parts(config, robot.parts.complete())
 
 
-def _differs(experiment: Experiment, config: ExperimentConfig, robot: Robot) -> dict[str, Any]:
+def _differs(experiment: Experiment, config: ExperimentConfig, robot: Robot) -> dict[str, object]:
     """Dotted key → value, where the configuration is not that of the experiment; `run_dir` is no difference."""
     defaults = configs.resolve(type(config), experiment.config)
     old, here = (configs.to_dict(stored.with_parts(one, {})) for one in (defaults, config))

@@ -408,7 +408,7 @@ class Session:
         clock = {"step": step, "elapsed_s": round(self.seconds(), 3), "steps_per_s": self.progress.steps_per_s()}
         return {**clock, **self._metrics()}
 
-    def _meta(self) -> dict[str, Any]:
+    def _meta(self) -> dict[str, object]:
         """Return what a checkpoint says of its run."""
         return {"experiment": self.experiment.name, "seconds": self.seconds(), "config": configs.to_dict(self.config)}
 
@@ -500,7 +500,7 @@ def _diverged(error: BaseException | None) -> bool:
     return error is not None
 
 
-def _moved_on(tree: Any) -> Any:
+def _moved_on(tree: object) -> Any:
     """The same state with every generator in it far ahead of where it was."""
     if not isinstance(tree, dict):
         return tree
@@ -513,7 +513,7 @@ def _moved_on(tree: Any) -> Any:
 
 def _goal_of(experiment: Experiment, config: ExperimentConfig) -> Experiment:
     """The experiment; without its expectation, which would say nothing, where the run has another environment."""
-    def task(one: Any) -> Any:
+    def task(one: object) -> Any:
         env = msgspec.to_builtins(getattr(one, "env", None))
         return {**env, "vector": 0} if isinstance(env, dict) else env
 

@@ -119,7 +119,7 @@ def _counted(limit: int) -> AbstractContextManager[Any]:
     class Counted(TorchFunctionMode):
         total = 0
 
-        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> Any:
             kwargs = kwargs or {}
             if func in makers and "out" not in kwargs:
                 asked = {key: value for key, value in kwargs.items() if key not in ("generator", "pin_memory")}
@@ -140,7 +140,7 @@ def in_words(size: int) -> str:
     return f"{value:.4g} {unit}"
 
 
-def _largest(tree: Mapping[str, Any]) -> str:
+def _largest(tree: Mapping[str, object]) -> str:
     """The way out: which numbers are the largest ones."""
     numbers = {key: value for key, value in configs.flat(tree).items() if type(value) is int and value > 1000}
     found = sorted(numbers, key=lambda key: -numbers[key])[:3]

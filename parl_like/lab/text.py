@@ -42,7 +42,7 @@ def for_html(text: str) -> str:
     return html.escape(escaped(text))
 
 
-def for_csv(value: Any) -> str:
+def for_csv(value: object) -> str:
     """A cell: numbers stay numbers; a text is none, and no formula either, for a spreadsheet."""
     if value is None or isinstance(value, (bool, int, float)):
         return "" if value is None else str(value)

@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import cloudpickle
 
@@ -98,7 +97,7 @@ def of_run(run: Path, name: str, source: ExperimentSource | None, given: str = "
     return chosen(source.file, name)
 
 
-def candidates(name: str, catalogue: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
+def candidates(name: str, catalogue: Sequence[str] = ()) -> tuple[str, dict[str, object]]:
     """Return what `module:Name`, or a plain name, may mean: its last part, and what is in that module (see `module_of`); or what
     is in the modules of the user's experiments, and in these.
 
@@ -112,7 +111,7 @@ def candidates(name: str, catalogue: Sequence[str] = ()) -> tuple[str, dict[str,
         modules = [module_of(module)] if colon else [importlib.import_module(one) for one in catalogue]
     except ImportError as error:
         raise ConfigError(f"Config: {name!r}: {error}") from None
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     for one in [*([] if colon else experiments.users_modules()), *modules]:
         found = {**vars(one), **found}
     return inside, found

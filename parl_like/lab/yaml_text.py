@@ -38,7 +38,7 @@ def load_yaml_file(path: Path) -> dict[str, Any]:
     return load_yaml(text, str(path))
 
 
-def load_yaml(text: str, source: str = "YAML") -> dict[str, Any]:
+def load_yaml(text: str, source: str = "YAML") -> dict[str, object]:
     """Plain nested dicts, lists, text, numbers, booleans and None from YAML; keys are text, the top is a mapping.
 
     Tags, anchors, aliases, merge keys and duplicate keys are refused, so nothing can be executed, shared, expanded or hidden.
@@ -55,19 +55,19 @@ def load_yaml(text: str, source: str = "YAML") -> dict[str, Any]:
     return tree
 
 
-def show(value: Any) -> str:
+def show(value: object) -> str:
     """One value as YAML on one line."""
     return dump_yaml({"x": value}, flow=True).removeprefix("{x: ").rstrip().removesuffix("}")
 
 
-def dump_yaml(tree: Mapping[str, Any], flow: bool = False) -> str:
+def dump_yaml(tree: Mapping[str, object], flow: bool = False) -> str:
     """YAML text that `load_yaml` reads back unchanged; `flow`: on one line."""
     text = yaml.dump(dict(tree), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1_000_000, default_flow_style=flow)
     # What is left of these is in quotes (`_represent_text`), where YAML has the escapes of Python.
     return text if text.isascii() else escaped(text, "\n")
 
 
-def shown(value: Any) -> str:
+def shown(value: object) -> str:
     return "nothing (null)" if value is None else f"{reprlib.repr(value)} ({type(value).__name__})"
 
 
@@ -97,7 +97,7 @@ def _plain(text: str) -> Any:
     return float(text.replace("_", "")) if _FLOAT.fullmatch(text) else text
 
 
-def _bounded(events: Iterator[Any], source: str) -> Iterator[Any]:
+def _bounded(events: Iterator[object], source: str) -> Iterator[Any]:
     for n, event in enumerate(events):
         if n > 2 * MAX_VALUES:  # keys are events, too
             raise ConfigError(f"{source}: over {MAX_VALUES} values; expected a configuration, not data")
@@ -139,11 +139,11 @@ def _node(events: Iterator[Any], event: Any, source: str, key: str, depth: int) 
     if depth > MAX_DEPTH:
         raise ConfigError(f"{where}: nested over {MAX_DEPTH} levels deep")
     if isinstance(event, yaml.SequenceStartEvent):
-        items: list[Any] = []
+        items: list[object] = []
         while not isinstance(event := next(events), yaml.SequenceEndEvent):
             items.append(_node(events, event, source, f"{key}[{len(items)}]", depth + 1))
         return items
-    mapping: dict[str, Any] = {}
+    mapping: dict[str, object] = {}
     while not isinstance(event := next(events), yaml.MappingEndEvent):
         name = _node(events, event, source, key, depth + 1)
         line = f"{source}: line {event.start_mark.line + 1}"
@@ -158,7 +158,7 @@ def _node(events: Iterator[Any], event: Any, source: str, key: str, depth: int) 
 class _Dumper(yaml.SafeDumper):
     """Quotes every text that `_plain` would read as something else, and never writes an alias."""
 
-    def ignore_aliases(self, data: Any) -> bool:
+    def ignore_aliases(self, data: object) -> bool:
         return True
 
 

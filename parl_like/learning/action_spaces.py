@@ -34,7 +34,7 @@ class Takes:
     memory: str = "no"
 
 
-def kind_of(space: gym.Space[Any] | None) -> str:
+def kind_of(space: gym.Space[object] | None) -> str:
     """Return the kind of a space, one of `ALL`; the name of its class for any other space."""
     if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
         return NESTED
@@ -51,7 +51,7 @@ def table() -> list[dict[str, Any]]:
             if issubclass(one, base) and one.takes is not None and one.learn is not base.learn]
 
 
-def taken_by(act: gym.Space[Any] | None) -> str:
+def taken_by(act: gym.Space[object] | None) -> str:
     """The end of a refusal of these actions: which algorithms take such."""
     kind = kind_of(act)
     fitting = [row["algorithm"] for row in table() if kind in row["actions"]]

@@ -49,7 +49,7 @@ class FusedAdam(torch.optim.Adam):
             parameter.grad = None
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
         group = self.param_groups[0]
         members = [p for p in group["params"] if p.grad is not None]
         if len(members) != len(self._members) or any(a is not b for a, b in zip(members, self._members, strict=True)):

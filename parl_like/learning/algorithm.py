@@ -86,7 +86,7 @@ class Loss:
         optimizer: Called with the list of parameters and `lr=`; None: Adam.
     """
 
-    moves: Any
+    moves: object
     lr: float | Schedule | str = 1e-3
     max_grad_norm: float | str | None = None
     every: int | str = 1
@@ -111,7 +111,7 @@ class Loss:
         return list(dict.fromkeys(_parameters(self.moves)))
 
 
-def _listed(moves: Any) -> Any:
+def _listed(moves: object) -> Any:
     """Networks and parameters in lists, for what `parameters()` gives can be read but once."""
     if isinstance(moves, (torch.nn.Parameter, torch.nn.Module)):
         return moves
@@ -193,7 +193,7 @@ class Algorithm(Guarded):
     moves: Sequence[torch.nn.Parameter] = ()
     _guarded: frozenset[str] = frozenset()  # settings, once the task is built
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in self._guarded:
             check(self, name, value)
         object.__setattr__(self, name, value)
@@ -208,9 +208,9 @@ class Algorithm(Guarded):
         self.rng = np.random.default_rng(0)
         self.torch_rng = torch.Generator()
         self._attributes: Attributes | None = None  # what it was when its task was built
-        self._asks: Callable[[str, Mapping[str, Any]], Batch] | None = None
+        self._asks: Callable[[str, Mapping[str, object]], Batch] | None = None
 
-    def predict(self, inputs: Batch) -> Mapping[str, Any]:
+    def predict(self, inputs: Batch) -> Mapping[str, object]:
         """Forward pass for a batch of requests; runs under `torch.inference_mode`.
 
         Args:
@@ -233,7 +233,7 @@ class Algorithm(Guarded):
         """The batches of the optimiser steps, in order. Default: the whole batch, once."""
         yield batch
 
-    def learn(self, batch: Batch) -> Mapping[str, Any] | Generator[Mapping[str, Any], None, Mapping[str, Any] | None]:
+    def learn(self, batch: Batch) -> Mapping[str, object] | Generator[Mapping[str, object], None, Mapping[str, object] | None]:
         """The loss of one update.
 
         Returns:
@@ -291,7 +291,7 @@ class Algorithm(Guarded):
         if times := self.updates // period - self.updates_before // period:
             target.sync_from(self.model, decay=0.0 if tau is None else (1.0 - tau) ** times)
 
-    def ask(self, task: str, **inputs: Any) -> Batch:
+    def ask(self, task: str, **inputs: object) -> Batch:
         """Return what another task predicts with its newest parameters, for `process` and `learn`: `self.ask("RND",
         obs=batch.obs)`.
 
@@ -360,7 +360,7 @@ class Algorithm(Guarded):
         self._attributes = Attributes(self, owner, strict=type(self).state_dict is Algorithm.state_dict)
         self._guarded = guarded(self)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return what a checkpoint holds of this algorithm beside `networks()`, `updates` and the two generators.
 
         By default every attribute that has changed since the task was built: numbers, text, arrays, tensors and parameters,
@@ -369,7 +369,7 @@ class Algorithm(Guarded):
         """
         return {} if self._attributes is None else self._attributes.changed(self)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Restores `state_dict()`; attributes that are not in it become what they were when the task was built.
 
         Raises:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ def send(arrays: Mapping[str, Array], device: torch.device) -> dict[str, torch.T
     return _split(_join(tensors, pin=device.type == "cuda").to(device, non_blocking=True), tensors)
 
 
-def fetch(values: Mapping[str, Any]) -> dict[str, Array]:
+def fetch(values: Mapping[str, object]) -> dict[str, Array]:
     """Tensors (and arrays) of any shapes and dtypes as arrays of their own; from another device than the CPU in one copy.
 
     They share memory with nothing that outlives the call: not with a parameter, nor with an array that a request lay in. Only

@@ -23,19 +23,19 @@ class Shared:
     optimiser owns the shared parameters: that of the first task, in the robot's order, that holds them.
     """
 
-    def __init__(self, factory: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    def __init__(self, factory: Callable[..., Any], *args: Any, **kwargs: object) -> None:
         self.factory, self.args, self.kwargs = factory, args, kwargs
-        self._built: Any = None
+        self._built: object = None
 
     def __call__(self) -> Any:
         if self._built is None:
             self._built = self.factory(*self.args, **self.kwargs)
         return self._built
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Shared:
+    def __deepcopy__(self, memo: dict[int, object]) -> Shared:
         return self  # sharing is the point: freezing the arguments of a factory must not split it
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {**self.__dict__, "_built": None}
 
 
@@ -50,7 +50,7 @@ class AlgorithmFactory:
     comparable and printable, so it can travel to a worker and into a log.
     """
 
-    def __init__(self, model_class: Callable[..., Any] | Shared, model_args: Mapping[str, Any],
+    def __init__(self, model_class: Callable[..., Any] | Shared, model_args: Mapping[str, object],
                  algorithm_class: type[Algorithm], algorithm_args: Mapping[str, Any]) -> None:
         self.model, self.algorithm = model_class, algorithm_class
         self.model_args = copying.deepcopy(dict(model_args))

@@ -212,7 +212,7 @@ class LayerFunc(nn.Module, metaclass=Brief):
         """
         sync(self, other, decay)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+    def __deepcopy__(self, memo: dict[int, object]) -> Self:
         other = self.__class__.__new__(self.__class__)
         memo[id(self)] = other
         other.__dict__.update(copying.deepcopy(self.__dict__, memo))
@@ -240,11 +240,11 @@ class LayerFunc(nn.Module, metaclass=Brief):
         self._require_built()
         return super().named_parameters(*args, **kwargs)
 
-    def _save_to_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _save_to_state_dict(self, *args: object, **kwargs: object) -> None:
         self._require_built()
         super()._save_to_state_dict(*args, **kwargs)
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+    def _load_from_state_dict(self, *args: object, **kwargs: object) -> None:
         self._require_built()
         super()._load_from_state_dict(*args, **kwargs)
 

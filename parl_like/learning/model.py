@@ -61,7 +61,7 @@ class Model(nn.Module, metaclass=Brief):
     The keys of `state_dict()` are module paths, the same in every process that builds the same model; checkpoints rely on them.
     """
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         """Builds a model's lazily sized layers when its outermost constructor has returned: a model is never half there."""
         super().__init_subclass__(**options)
         guarded(cls)
@@ -75,7 +75,7 @@ class Model(nn.Module, metaclass=Brief):
 
         cls.__init__ = construct_and_build  # type: ignore[method-assign]
 
-    def __init__(self, obs: gym.Space[Any], act: gym.Space[Any]) -> None:
+    def __init__(self, obs: gym.Space[object], act: gym.Space[object]) -> None:
         super().__init__()
         for name, space in (("obs", obs), ("act", act)):
             if not isinstance(space, gym.Space):
@@ -108,7 +108,7 @@ class Model(nn.Module, metaclass=Brief):
             return
         rows = nest({name: torch.from_numpy(spec.legal(1)) for name, spec in self.inputs().items()})
         obs, state = rows["obs"], rows.get("state")
-        passes: dict[str, tuple[Any, ...]] = {"q": (obs,), "policy": (obs, state), "value": (obs, state), "evaluate": (obs,)}
+        passes: dict[str, tuple[object, ...]] = {"q": (obs,), "policy": (obs, state), "value": (obs, state), "evaluate": (obs,)}
         if state is not None:
             passes["evaluate"] = (one_step(obs), state, torch.ones(1, 1, dtype=torch.bool))
         with torch.no_grad():
@@ -184,14 +184,14 @@ class ArrayModel(Model):
         self.register_buffer(name, torch.from_numpy(value))  # the same memory, for whoever saves or sends networks
         self.__dict__[name] = value
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name not in self.__dict__.get("_buffers", ()) or isinstance(value, torch.Tensor):
             super().__setattr__(name, value)
         elif value is not self.__dict__[name]:  # as it is after `+=`
             raise TypeError(f"cannot assign {type(self).__name__}.{name}, an array of the model, which checkpoints and copies "
                             f"know; change it in place: {name}[...] = …")
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         """Take the state of a copy: array and tensor are one memory again."""
         super().__setstate__(state)  # type: ignore[no-untyped-call]
         for name in self._buffers.keys() & self.__dict__.keys():

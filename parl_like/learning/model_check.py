@@ -42,9 +42,9 @@ def try_out(owner: Callable[[], str], algorithm: Algorithm) -> dict[str, Array]:
     return arrays
 
 
-def flat_outputs(out: Mapping[str, Any]) -> dict[str, Any]:
+def flat_outputs(out: Mapping[str, object]) -> dict[str, object]:
     """Outputs of `predict` by dotted names."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for name, value in out.items():
         if type(value) is torch.Tensor:
             flat[name] = value
@@ -74,7 +74,7 @@ def check_methods(algorithm: Algorithm) -> None:
             raise ContractError(f"{_called(algorithm, name)}, and {type(model).__name__} has no {name}{fitting}")
 
 
-def answer(algorithm: Algorithm, name: str, *arguments: Any) -> Any:
+def answer(algorithm: Algorithm, name: str, *arguments: object) -> Any:
     """Return what the model's method `name` returns; what it raises, such as for a call that does not fit its signature or for
     rows that do not fit its layers, is a ContractError."""
     try:
@@ -90,7 +90,7 @@ def refuse(algorithm: Algorithm, name: str, expected: str, got: object) -> Contr
                          f"{expected}, got {got}")
 
 
-def check_shape(algorithm: Algorithm, name: str, value: Any, *shapes: tuple[int, ...], part: str = "") -> None:
+def check_shape(algorithm: Algorithm, name: str, value: object, *shapes: tuple[int, ...], part: str = "") -> None:
     """Raises ContractError unless `value`, the answer of `name` (its field `part`), is a tensor of one of these shapes."""
     got = tuple(value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
     if got not in shapes:

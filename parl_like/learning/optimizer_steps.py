@@ -157,7 +157,7 @@ class Optimization:
                           f"{where} of {type(algorithm).__name__}, or freeze them (requires_grad_(False)) if they are not "
                           "to learn", RuntimeWarning, stacklevel=2)
 
-    def update(self, minibatch: Batch) -> tuple[dict[str, Any], bool, dict[str, Any], Diverged | None]:
+    def update(self, minibatch: Batch) -> tuple[dict[str, object], bool, dict[str, object], Diverged | None]:
         """One `learn` of the algorithm, with the optimiser steps that it asks for.
 
         A step whose loss or gradient is no finite number is left out, with all that `learn` would have done after it: the
@@ -171,8 +171,8 @@ class Optimization:
             ValueError: there is no loss with a gradient, or it depends on none of its parameters.
         """
         algorithm, taken = self.algorithm, not self.steppers
-        values: dict[str, Any] = {}
-        out: Mapping[str, Any] = {}
+        values: dict[str, object] = {}
+        out: Mapping[str, object] = {}
         saved = self._saved()
         self.stepped.clear()
         try:
@@ -208,7 +208,7 @@ class Optimization:
         done, lost = (values, out) if taken else ({}, {**values, **out})
         return _plain_values(done), taken, _plain_values(lost), fault
 
-    def _check_names(self, out: Mapping[str, Any]) -> None:
+    def _check_names(self, out: Mapping[str, object]) -> None:
         """Refuse a mapping without a loss that was meant to have one."""
         for name, value in out.items() if self.steppers else ():
             if isinstance(value, torch.Tensor) and value.requires_grad and value.numel() == 1:
@@ -224,7 +224,7 @@ class Optimization:
         """Return copies of what a step that is left out must not have changed."""
         return [(tensor, tensor.detach().clone()) for tensor in (*self.moved, *self.buffers)]
 
-    def _step(self, losses: Mapping[str, Any]) -> dict[str, float]:
+    def _step(self, losses: Mapping[str, object]) -> dict[str, float]:
         """Backward passes and one optimiser step for each of the losses, which belong to one graph; their values."""
         values: dict[str, float] = {}
         parts = {}
@@ -264,7 +264,7 @@ class Optimization:
             stepper.step(self.algorithm.updates)
         return values
 
-    def _refuse(self, out: Mapping[str, Any], what: str = "") -> None:
+    def _refuse(self, out: Mapping[str, object], what: str = "") -> None:
         wanted = " or ".join(map(repr, self.steppers))
         raise ValueError(f"{self.owner()}: learn returned {what or f'keys {sorted(out)}'}; expected {wanted}, a scalar tensor "
                          "with a gradient (not detached)")
@@ -276,7 +276,7 @@ class Optimization:
                         "Lower the learning rate, set max_grad_norm, or look for extreme rewards")
 
 
-def _backward(parts: tuple[torch.Tensor, ...], **options: Any) -> None:
+def _backward(parts: tuple[torch.Tensor, ...], **options: object) -> None:
     """Backward passes of the parts of one loss, at the same time where this thread has others `BESIDE` it. The parts share no
     parameter, so the gradients are the same, bit for bit."""
     threads = BESIDE.get() if len(parts) > 1 else None
@@ -289,7 +289,7 @@ def _backward(parts: tuple[torch.Tensor, ...], **options: Any) -> None:
             other.result()
 
 
-def _parts(out: Any) -> Iterator[Mapping[str, Any]]:
+def _parts(out: Any) -> Iterator[Mapping[str, object]]:
     """Yield what `learn` yields, one after the other, and what it returns."""
     if isinstance(out, Generator):
         out = yield from out
@@ -297,11 +297,11 @@ def _parts(out: Any) -> Iterator[Mapping[str, Any]]:
         yield out
 
 
-def _plain_values(out: Mapping[str, Any]) -> dict[str, Any]:
+def _plain_values(out: Mapping[str, object]) -> dict[str, object]:
     return {name: _plain(value) for name, value in out.items()}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Any:
     if isinstance(value, tuple):  # the parts of a loss whose step was left out
         return sum(map(_plain, value))
     return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
@@ -323,13 +323,13 @@ def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None)
     return norm
 
 
-def update_return(owner: str, n: int, taken: list[Step], left_out: list[Step]) -> dict[str, Any]:
+def update_return(owner: str, n: int, taken: list[Step], left_out: list[Step]) -> dict[str, object]:
     """Return what an update of `n` rows returns: of each number the mean over the steps, as a float, and arrays [n, ...].
 
     Steps that were left out count where no other says anything, with 0 for what is no number in their arrays, and for rows of
     which they would have said something later. `left_out` is how many there were.
     """
-    result: dict[str, Any] = {}
+    result: dict[str, object] = {}
     for name in dict.fromkeys(name for out, _ in (*taken, *left_out) for name in out):
         steps = [(out[name], places) for out, places in taken if name in out]
         lost = [(out[name], places) for out, places in left_out if name in out] if left_out else []
@@ -345,7 +345,7 @@ def update_return(owner: str, n: int, taken: list[Step], left_out: list[Step]) -
     return result
 
 
-def _in_order(owner: str, name: str, n: int, parts: list[tuple[Any, Any]], silent: list[Any]) -> Array:
+def _in_order(owner: str, name: str, n: int, parts: list[tuple[object, object]], silent: list[object]) -> Array:
     """The values of all rows, in the order of the update; of several for one row the last. Each must have one, but for those at
     `silent` places, which have 0."""
     out: Any = None

@@ -29,7 +29,7 @@ COUNTERS = {"updates": "updates", "version": "version", "learns": "learns", "row
 """Name in a checkpoint → attribute of the task; `updates` is the algorithm's."""
 
 
-def task_state(task: TrainedTask) -> dict[str, Any]:
+def task_state(task: TrainedTask) -> dict[str, object]:
     """Copies of everything that learning depends on. The caller holds the task's lock."""
     algorithm = task.algorithm
     return {
@@ -45,7 +45,7 @@ def task_state(task: TrainedTask) -> dict[str, Any]:
     }
 
 
-def load_task_state(task: TrainedTask, state: Any) -> None:
+def load_task_state(task: TrainedTask, state: object) -> None:
     """Restores `task_state`. The caller holds the task's lock.
 
     Raises:
@@ -91,7 +91,7 @@ def check_kind(task: TrainedTask, state: Any) -> None:
                              f"build the robot with {kind} to load it, or load what fits with robot.load(path, partial=True)")
 
 
-def _load_network(owner: str, network: torch.nn.Module, saved: Any) -> None:
+def _load_network(owner: str, network: torch.nn.Module, saved: object) -> None:
     if not isinstance(saved, Mapping):
         raise ValueError(f"{owner}: expected tensors by name, got {type(saved).__name__}")
     own = network.state_dict()
@@ -107,7 +107,7 @@ def _load_network(owner: str, network: torch.nn.Module, saved: Any) -> None:
     network.load_state_dict(dict(saved))
 
 
-def load_what_fits(network: torch.nn.Module, saved: Mapping[str, Any]) -> list[str]:
+def load_what_fits(network: torch.nn.Module, saved: Mapping[str, object]) -> list[str]:
     """Takes over the tensors that have the same name and shape; returns the names of the others."""
     left_out = list(_differing(network, saved))
     network.load_state_dict({key: value for key, value in saved.items() if key not in left_out}, strict=False)
@@ -122,7 +122,7 @@ def _differing(network: torch.nn.Module, saved: Mapping[str, Any]) -> dict[str, 
     return {key: (theirs, mine) for key, (theirs, mine) in shapes.items() if theirs != mine}
 
 
-def _check_numbers(at: str, value: Any) -> None:
+def _check_numbers(at: str, value: object) -> None:
     """Raises ValueError where a tensor has a number that is not finite."""
     if isinstance(value, torch.Tensor) and value.is_floating_point() and not bool(torch.isfinite(value).all()):
         found = "NaN" if bool(value.isnan().any()) else "inf"
@@ -130,12 +130,12 @@ def _check_numbers(at: str, value: Any) -> None:
                          "run diverged")
 
 
-def _copied(value: Any) -> Any:
+def _copied(value: object) -> Any:
     """A tensor's numbers in storage of their own; anything else as it is."""
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, object]:
     """State of each parameter by its number, and the numbers among the options of each group; copies."""
     state = optimizer.state_dict()
     return {
@@ -148,7 +148,7 @@ _FUSED = (torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad)
 """Whose states have the shapes of their parameters, `step` none; torch's fused steps write past the end of others."""
 
 
-def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: object) -> None:
     """Restores `_optimizer_state`; raises ValueError, and changes nothing, for what is none of these parameters."""
     own, parameters = optimizer.state_dict(), [p for group in optimizer.param_groups for p in group["params"]]
     states, groups = (saved.get("state"), saved.get("groups")) if isinstance(saved, Mapping) else (None, None)
@@ -176,7 +176,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
             _check_numbers(f"optimizer, {name}", torch.tensor(float(value)))
         numbers.append({name: value for name, value in group.items() if not isinstance(value, bool)})  # switches stay as built
 
-    def filled() -> dict[str, Any]:
+    def filled() -> dict[str, object]:
         return {"state": {int(k): {name: _copied(v) for name, v in values.items()} for k, values in states.items()},
                 "param_groups": [{**mine, **theirs} for mine, theirs in zip(own["param_groups"], numbers, strict=True)]}
 
@@ -184,7 +184,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
     optimizer.load_state_dict(filled())
 
 
-def _try_step(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+def _try_step(optimizer: torch.optim.Optimizer, state: dict[str, object]) -> None:
     """Makes a step without gradients on a copy in this state; raises ValueError where that fails, or gives no numbers."""
     if any(one.default is one.empty for one in signature(optimizer.step).parameters.values()):
         return  # it makes its steps from losses
@@ -218,7 +218,7 @@ class Attributes:
                     "load_state_dict")
                 raise TypeError(f"{owner()}: {packed}, so it would be lost at every checkpoint; {mend}")
 
-    def _packed(self, algorithm: TrainedAlgorithm) -> Iterator[tuple[str, Any]]:
+    def _packed(self, algorithm: TrainedAlgorithm) -> Iterator[tuple[str, object]]:
         """Every attribute with its packed value, or the error that says why it has none."""
         known = frozenset(id(t) for network in algorithm.networks().values() for t in (*network.parameters(), *network.buffers()))
         left_out = self._left_out(algorithm)
@@ -249,7 +249,7 @@ class Attributes:
                 out[name] = packed
         return out
 
-    def load(self, algorithm: TrainedAlgorithm, state: Any) -> None:
+    def load(self, algorithm: TrainedAlgorithm, state: object) -> None:
         """Sets the attributes that `changed` gave, and all others to what they were at the start; raises ValueError at the first
         that does not fit."""
         if not isinstance(state, Mapping):
@@ -269,7 +269,7 @@ class Attributes:
             now[name] = unpack(saved, now.get(name), f"{self.owner()}, algorithm, {name!r}")
 
 
-def check_attribute(saved: Any, start: Any, at: str) -> None:
+def check_attribute(saved: object, start: Any, at: str) -> None:
     """Raises ValueError where a packed attribute has another type than at the start; None says nothing, numbers are alike."""
     number = isinstance(start, (int, float)) and not isinstance(start, bool)
     if number and isinstance(saved, (torch.Tensor, np.ndarray)):
@@ -289,7 +289,7 @@ _CONSTANTS: tuple[type, ...] = (
 )  # fmt: skip
 """Kept as {'kind': 'constant'}, as are frozen dataclasses: loading leaves them as they were built."""
 _COLLECTIONS: dict[str, Any] = {"tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
-_STATEFUL: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]]] = {
+_STATEFUL: dict[str, tuple[Any, Callable[[Any], object], Callable[[Any, Any], object]]] = {
     "rng": (np.random.Generator, rng_state, set_rng_state),
     "torch_rng": (torch.Generator, torch_rng_state, set_torch_rng_state),
     "optimizer": (torch.optim.Optimizer, _optimizer_state, _load_optimizer),
@@ -298,7 +298,7 @@ _STATEFUL: dict[str, tuple[Any, Callable[[Any], Any], Callable[[Any, Any], Any]]
 """Kind → class, how its state is read and set: loaded into the object that is there."""
 
 
-def _kind(packed: Any) -> Any:
+def _kind(packed: object) -> Any:
     return packed.get("kind") if isinstance(packed, Mapping) else None
 
 
@@ -330,7 +330,7 @@ def pack(value: Any, at: str, known: frozenset[int] = frozenset()) -> Any:
     raise TypeError(f"{at} ({type(value).__name__}) is nothing that a checkpoint can hold")
 
 
-def unpack(saved: Any, now: Any, at: str) -> Any:
+def unpack(saved: Any, now: object, at: str) -> Any:
     """The inverse of `pack`, where `now` is the value that is there: what holds a state (a generator, an optimiser, a tensor of
     the same shape) stays the same object and is changed. Raises ValueError for what does not fit."""
     kind, items = (_kind(saved), saved.get("items")) if isinstance(saved, Mapping) else (None, None)

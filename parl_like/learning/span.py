@@ -83,10 +83,10 @@ class Span:
             return ""
         return f"{spans}; this run ends at {steps:,}, {what}; make the robot with total_steps={steps}"
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"steps": self.steps, "settled": self.settled}
 
-    def load_state_dict(self, robot: SpannedRun, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, robot: SpannedRun, state: Mapping[str, object]) -> None:
         """Goes on with what was saved, unless the user has given this robot another number.
 
         Raises:
@@ -99,7 +99,7 @@ class Span:
         if settled and not self.given:
             self.stretch(robot, steps)
 
-    def __deepcopy__(self, memo: Any) -> Span:
+    def __deepcopy__(self, memo: object) -> Span:
         return self
 
     def __reduce__(self) -> Any:

@@ -75,19 +75,19 @@ class Batch:
     # Tells numpy to leave `array + batch` and `array == batch` to this class instead of spreading over the rows.
     __array_ufunc__ = None
 
-    def __init__(self, data: Any = None, /, *, copy: bool = False, **fields: Any) -> None:
+    def __init__(self, data: object = None, /, *, copy: bool = False, **fields: object) -> None:
         self._fill(Batch.stack(data) if isinstance(data, (list, tuple, np.ndarray)) else data, fields)
         if copy:
             self.__dict__.update(copying.deepcopy(self.__dict__))
 
     @classmethod
-    def _of(cls, fields: dict[str, Any]) -> Self:
+    def _of(cls, fields: dict[str, object]) -> Self:
         """A Batch of ready leaves and Batches: nothing is checked or converted. The cheap way; row access uses it."""
         batch = cls.__new__(cls)
         batch.__dict__.update(fields)
         return batch
 
-    def _fill(self, data: Any, fields: Mapping[str, Any]) -> None:
+    def _fill(self, data: object, fields: Mapping[str, object]) -> None:
         if isinstance(data, Batch):
             self.__dict__.update(data.__dict__)
         elif isinstance(data, MAPPINGS):
@@ -98,7 +98,7 @@ class Batch:
         for key, value in fields.items():
             self._put(key, value)
 
-    def _put(self, key: str, value: Any) -> None:
+    def _put(self, key: str, value: object) -> None:
         if not isinstance(key, str):
             raise TypeError(f"Batch: field name {key!r} is {type(key).__name__}; expected str: str({key!r})")
         if key in _UNTOUCHABLE:
@@ -110,7 +110,7 @@ class Batch:
     def __getattr__(self, key: str) -> Any:  # only reached when the field does not exist
         raise AttributeError(self._unknown(key))
 
-    def __setattr__(self, key: str, value: Any) -> None:
+    def __setattr__(self, key: str, value: object) -> None:
         if key in _METHODS:
             raise AttributeError(_hides(key) if key in _UNTOUCHABLE else _ambiguous(key, f"batch[{key!r}] = value"))
         self.__dict__[key] = _leaf(value)
@@ -137,10 +137,10 @@ class Batch:
     def items(self) -> ItemsView[str, Any]:
         return self.__dict__.items()
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         return self.__dict__.get(key, default)
 
-    def pop(self, key: str, *default: Any) -> Any:
+    def pop(self, key: str, *default: object) -> Any:
         """Removes a field and returns its value, or `default`.
 
         Raises:
@@ -150,7 +150,7 @@ class Batch:
             raise KeyError(self._unknown(key))
         return self.__dict__.pop(key, *default)
 
-    def update(self, data: Any = None, /, **fields: Any) -> None:
+    def update(self, data: object = None, /, **fields: object) -> None:
         """Sets the fields of a mapping or Batch, then those given by name."""
         self._fill(data, fields)
 
@@ -195,7 +195,7 @@ class Batch:
             raise IndexError(f"field {key!r}: {error}") from None
         return self._of(out)
 
-    def __setitem__(self, index: Index, value: Any) -> None:
+    def __setitem__(self, index: Index, value: object) -> None:
         """Sets a field by its name, or the rows at `index` of every leaf, to 0 or None where `value` has no such field.
 
         Raises:
@@ -279,7 +279,7 @@ class Batch:
             ValueError: a part is no Batch or mapping; fields are missing, or shapes differ, and `axis` is not 0.
             TypeError: tensors of different shapes.
         """
-        def join(name: str, values: list[Any], template: Leaf) -> Leaf:
+        def join(name: str, values: list[object], template: Leaf) -> Leaf:
             if axis == 0:
                 return _from_list([blank(template) if isinstance(value, Batch) else value for value in values])
             if any(isinstance(value, Batch) for value in values):
@@ -369,7 +369,7 @@ class Batch:
         rows: Self = self[np.flatnonzero(keep)]
         return rows
 
-    def set_array_at_key(self, arr: Any, key: str, index: Index = None, default_value: Any = None) -> None:
+    def set_array_at_key(self, arr: object, key: str, index: Index = None, default_value: object = None) -> None:
         """Sets field `key`, or its rows at `index`; a new field has `default_value` at the other rows.
 
         Args:
@@ -430,7 +430,7 @@ class Batch:
         return dict(leaves(self, ""))
 
     @classmethod
-    def nest(cls, flat: Mapping[str, Any]) -> Self:
+    def nest(cls, flat: Mapping[str, object]) -> Self:
         """The inverse of `leaves`: `{"obs.goal": x}` becomes `Batch(obs=Batch(goal=x))`.
 
         Raises:
@@ -479,7 +479,7 @@ class _Method:
     def __get__(self, batch: Batch | None, owner: type[Batch]) -> Any:
         return self.function.__get__(batch, owner)
 
-    def __set__(self, batch: Batch, value: Any) -> None:  # `Batch.__setattr__` comes first
+    def __set__(self, batch: Batch, value: object) -> None:  # `Batch.__setattr__` comes first
         raise AttributeError
 
 
@@ -501,7 +501,7 @@ def _ambiguous(key: str, way: str) -> str:
     return f"Batch: {key!r} is the name of a method; for the field of that name use item access: {way}"
 
 
-def _leaf(value: Any) -> Leaf:
+def _leaf(value: object) -> Leaf:
     """`value` as a field holds it; ready arrays and tensors pass untouched."""
     if isinstance(value, np.ndarray):
         return value.astype(object) if value.dtype.kind in "US" else value
@@ -514,7 +514,7 @@ def _leaf(value: Any) -> Leaf:
     return Batch(value) if isinstance(value, MAPPINGS) else value
 
 
-def _from_list(values: Sequence[Any]) -> Leaf:
+def _from_list(values: Sequence[object]) -> Leaf:
     """One leaf, or Batch, from the values of several rows."""
     batches = [issubclass(kind, (Batch, Mapping)) for kind in {type(value) for value in values}]
     if any(batches):  # numpy would take a Batch for a sequence of rows
@@ -522,7 +522,7 @@ def _from_list(values: Sequence[Any]) -> Leaf:
     return stacked(values)
 
 
-def _is_reserved(value: Any) -> bool:
+def _is_reserved(value: object) -> bool:
     """A field whose name is known, and whose data is still to come."""
     return isinstance(value, Batch) and value.is_empty(recurse=True)
 
@@ -576,10 +576,10 @@ def _parts(batches: Parts, verb: str) -> list[Batch]:
 
 
 def _merge(parts: Sequence[Batch], join: Callable[[str, list[Any], Leaf], Leaf], strict: bool = False,
-           path: str = "") -> dict[str, Any]:
+           path: str = "") -> dict[str, object]:
     """`join` of every leaf's name, values in the parts (`_RESERVED` where one has none) and first real value, in the order in
     which the fields first appear. `strict` refuses parts that have some data, but not what others have."""
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     for key in dict.fromkeys(key for part in parts for key in part.__dict__):
         name = path + key
         values = [part.__dict__.get(key, _RESERVED) for part in parts]

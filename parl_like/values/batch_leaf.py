@@ -7,7 +7,7 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import numpy as np
 
@@ -27,22 +27,22 @@ MAPPINGS = (dict, Mapping)  # dict first: the abstract class alone costs a Pytho
 NUMBERS = (int, float, complex, np.number, np.bool_)
 
 
-def is_tensor(value: Any) -> bool:
+def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
     # Nobody can hold a tensor before torch is imported, so this file need not import it.
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def is_distribution(value: Any) -> bool:
+def is_distribution(value: object) -> TypeGuard[torch.distributions.Distribution]:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.distributions.Distribution)
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> bool:
     return isinstance(value, (np.ndarray, np.generic, *NUMBERS)) or is_tensor(value)
 
 
-def object_array(values: Sequence[Any]) -> Array:
+def object_array(values: Sequence[object]) -> Array:
     out = np.empty(len(values), object)
     for i, value in enumerate(values):  # one by one: numpy would look into them
         out[i] = value
@@ -107,7 +107,7 @@ def tensor_index(tensor: torch.Tensor, index: Index) -> Index:
     return tuple(map(_index_part, parts)) if parts is index else _index_part(index)
 
 
-def _index_part(part: Any) -> Any:
+def _index_part(part: object) -> Any:
     if isinstance(part, list) and part:  # torch would take a list of lists for a tuple
         part = np.asarray(part)
     if isinstance(part, np.ndarray):  # torch takes uint8 for a mask and refuses negative strides
@@ -230,7 +230,7 @@ def same(a: Any, b: Any) -> bool:
     return bool(np.all(a == b))
 
 
-def _parameters(value: torch.distributions.Distribution) -> dict[str, Any]:
+def _parameters(value: torch.distributions.Distribution) -> dict[str, object]:
     """Return what makes a distribution what it is: its attributes, without what torch computed from them and keeps beside them.
 
     Those that torch knows as parameters are taken even when computed: 0.3 as a probability is not 0.3 as a logit.
@@ -258,10 +258,10 @@ def text_of(value: Leaf) -> str:
     return " ".join(repr(value).split()) if is_array(value) else repr(value)
 
 
-def arithmetic(operation: Callable[[Any, Any], Any], takes_batch: bool, in_place: bool) -> Callable[[Any, Any], Any]:
+def arithmetic(operation: Callable[[object, object], object], takes_batch: bool, in_place: bool) -> Callable[[Any, Any], Any]:
     """A method of Batch: leaf by leaf with a number, or with a Batch of the same structure where the operation takes one."""
 
-    def method(self: Any, other: Any) -> Any:
+    def method(self: Any, other: object) -> Any:
         if not isinstance(other, (*NUMBERS, type(self)) if takes_batch else NUMBERS):
             return NotImplemented
         # Out of place, the leaves of a copy of the structure are replaced: no array of the operand is touched or shared.
@@ -276,7 +276,7 @@ def arithmetic(operation: Callable[[Any, Any], Any], takes_batch: bool, in_place
     return method
 
 
-def _operands(batch: Any, other: Any, path: str = "") -> Iterator[tuple[dict[str, Any], str, Any]]:
+def _operands(batch: object, other: object, path: str = "") -> Iterator[tuple[dict[str, object], str, object]]:
     """Yield where each leaf lives, and what it is combined with: the number, or the leaf of the other batch."""
     kind = type(batch)
     both = isinstance(other, kind)

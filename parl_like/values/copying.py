@@ -48,7 +48,7 @@ def read_only(array: Array) -> Array:
 class FixedDict(dict[str, Any]):
     """A dict that nobody changes; copies of it are plain dicts."""
 
-    def _refuse(self, *_: Any, **__: Any) -> Any:
+    def _refuse(self, *_: object, **__: object) -> Any:
         raise TypeError("an action that predict returned cannot be changed, for its outputs are stored with it; make another, "
                         "such as {**act, 'part': value}")
 
@@ -58,7 +58,7 @@ class FixedDict(dict[str, Any]):
         return dict, (dict(self),)
 
 
-def fixed(value: Any) -> Any:
+def fixed(value: object) -> Any:
     """A nested action, whose arrays are `read_only`, with dicts that are fixed, too."""
     if isinstance(value, dict):
         return FixedDict({key: fixed(part) for key, part in value.items()})

@@ -91,7 +91,7 @@ class Setting(NamedTuple):
     position: int
     allowed: Range
 
-    def check(self, owner: str, value: Any) -> None:
+    def check(self, owner: str, value: object) -> None:
         """Raises TypeError for what is no number of the annotated type, ValueError for one out of its range, both with the
         owner's name, the setting's, what was expected and what came."""
         kinds, several = self.kinds, [one for one in self.kinds if one.startswith("Sequence[")]
@@ -112,7 +112,7 @@ class Setting(NamedTuple):
             return  # of another type, which is none of ours to judge
         self._check(owner, value, {*kinds}, value)
 
-    def _check(self, owner: str, value: Any, kinds: set[str], whole: Any) -> None:
+    def _check(self, owner: str, value: object, kinds: set[str], whole: object) -> None:
         if isinstance(value, _BOOLS):
             fits = "bool" in kinds
         else:
@@ -128,7 +128,7 @@ class Setting(NamedTuple):
             lower = f"; lower {'it' if whole is value else 'them'}" * self.allowed.is_below(value)
             raise ValueError(f"{owner}: {self.name} is {whole!r:.60}; expected {expected}{also}{lower}")
 
-    def _wrong(self, owner: str, value: Any) -> TypeError:
+    def _wrong(self, owner: str, value: object) -> TypeError:
         return TypeError(f"{owner}: {self.name} is {value!r:.60} ({type(value).__name__}); expected {' or '.join(self.kinds)}")
 
 
@@ -148,7 +148,7 @@ def settings_of(made: Any) -> dict[str, Setting]:
     return found
 
 
-def check_arguments(owner: str, made: Any, args: Sequence[Any], options: Mapping[str, Any]) -> None:
+def check_arguments(owner: str, made: object, args: Sequence[object], options: Mapping[str, object]) -> None:
     """Check what a constructor is given; what it is not given is as its class has it."""
     for name, setting in settings_of(made).items():
         if name in options:

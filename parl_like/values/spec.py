@@ -58,7 +58,7 @@ class Spec:
         where = f"{self.owner}, " if self.owner else ""
         return SpecError(f"{where}field {self.name!r}: expected {shape} {self.dtype}, got {got}; {mend}")
 
-    def convert(self, value: Any, rows: bool = False) -> Array:
+    def convert(self, value: object, rows: bool = False) -> Array:
         """`value` as an array of this spec, or a `SpecError`.
 
         A Python number, bool or list has no dtype of its own and is converted; an array must carry the right one, except that
@@ -111,7 +111,7 @@ class Spec:
                              rows)
         return array if array.flags.c_contiguous else array.copy()  # not ascontiguousarray: it makes a scalar (1,)
 
-    def _no_numbers(self, value: Any, array: Array, rows: bool) -> SpecError:
+    def _no_numbers(self, value: object, array: Array, rows: bool) -> SpecError:
         """Why `value`, which became `array`, cannot be converted: in words, since a dtype like <U3 or object says little."""
         where = "" if rows else f" in the shape {self.shape}" if self.shape else ", here just one"
         mend = f"give numbers{where}"
@@ -169,7 +169,7 @@ def _text(array: Array) -> str:
     return f"{array.shape} {array.dtype}"
 
 
-def specs_of(space: gym.Space[Any], name: str) -> dict[str, Spec]:
+def specs_of(space: gym.Space[object], name: str) -> dict[str, Spec]:
     """Flat specs of a gymnasium space: `Dict` and `Tuple` become dotted names, `Discrete` an int64 scalar.
 
     Raises:
@@ -179,7 +179,7 @@ def specs_of(space: gym.Space[Any], name: str) -> dict[str, Spec]:
     return {leaf: _spec_of(part, leaf) for leaf, part in leaf_spaces(space, name)}
 
 
-def _spec_of(space: gym.Space[Any], name: str) -> Spec:
+def _spec_of(space: gym.Space[object], name: str) -> Spec:
     if isinstance(space, gym.spaces.Discrete):
         low = int(space.start)
         return Spec(name, (), np.dtype(np.int64), low, low + int(space.n) - 1)
@@ -195,7 +195,7 @@ def _spec_of(space: gym.Space[Any], name: str) -> Spec:
     return Spec(name, tuple(space.shape), np.dtype(space.dtype), *bounds)
 
 
-def leaf_spaces(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Space[Any]]]:
+def leaf_spaces(space: gym.Space[object], name: str) -> Iterator[tuple[str, gym.Space[object]]]:
     """The spaces of single arrays under dotted names, as `leaves` names the values.
 
     Raises:
@@ -215,14 +215,14 @@ def leaf_spaces(space: gym.Space[Any], name: str) -> Iterator[tuple[str, gym.Spa
         yield from leaf_spaces(part, f"{name}.{key}")
 
 
-def parts_of(space: gym.Space[Any]) -> dict[str, gym.Space[Any]] | None:
+def parts_of(space: gym.Space[object]) -> dict[str, gym.Space[object]] | None:
     """The spaces that a Dict or a Tuple consists of, by key or number; None of any other space, which is a leaf."""
     if isinstance(space, gym.spaces.Dict):
         return dict(space.spaces)
     return {str(i): part for i, part in enumerate(space.spaces)} if isinstance(space, gym.spaces.Tuple) else None
 
 
-def as_space(space: gym.Space[Any], flat: Mapping[str, Any], name: str) -> Any:
+def as_space(space: gym.Space[object], flat: Mapping[str, object], name: str) -> Any:
     """Values under the dotted names of `leaf_spaces`, nested as the space nests them: dicts and tuples."""
     if isinstance(space, gym.spaces.Dict):
         return {key: as_space(part, flat, f"{name}.{key}") for key, part in space.spaces.items()}
@@ -267,15 +267,15 @@ def leaves(value: Any, name: str, loose: bool = False) -> Iterator[tuple[str, An
         yield name, value
 
 
-def nest(flat: Mapping[str, Any]) -> dict[str, Any]:
+def nest(flat: Mapping[str, object]) -> dict[str, Any]:
     """The inverse of `leaves`: dotted names back to nested dicts.
 
     Raises:
         ValueError: a name is both a leaf and the beginning of another.
     """
-    out: dict[str, Any] = {}
+    out: dict[str, object] = {}
     for name, value in flat.items():
-        node: Any = out
+        node: object = out
         *path, last = name.split(".") if "." in name else (name,)
         for part in path:
             node = node.setdefault(part, {}) if type(node) is dict else node

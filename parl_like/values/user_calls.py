@@ -122,8 +122,8 @@ def _shortened(text: str, one_line: bool) -> str:
     return "\n".join([head + _TRACE.rstrip(), *kept, *lines[-1:]])
 
 
-def explained(error: TypeError, name: str, made: Callable[..., Any], kinds: tuple[type, ...], args: tuple[Any, ...],
-              options: Mapping[str, Any]) -> TypeError | None:
+def explained(error: TypeError, name: str, made: Callable[..., object], kinds: tuple[type, ...], args: tuple[object, ...],
+              options: Mapping[str, object]) -> TypeError | None:
     """Return what to say instead of a TypeError that Python raised for the arguments of a call: the option that there is not,
     with the nearest that there is, or the argument of a wrong type. None: it was neither.
 
@@ -180,7 +180,7 @@ def guarded(kind: C) -> C:
         return kind
     ours = kind.__module__.partition(".")[0] == "parl_like"
 
-    def __init__(self: Any, *args: Any, **options: Any) -> None:  # noqa: N807
+    def __init__(self: Any, *args: object, **options: object) -> None:  # noqa: N807
         try:
             if ours:
                 check_arguments(type(self).__name__, made, args, options)
@@ -199,7 +199,7 @@ def guarded(kind: C) -> C:
 class Guarded:
     """A class whose constructor, and whose subclasses' constructors, are `guarded`."""
 
-    def __init_subclass__(cls, **options: Any) -> None:
+    def __init_subclass__(cls, **options: object) -> None:
         super().__init_subclass__(**options)
         guarded(cls)
 
@@ -209,7 +209,7 @@ def border(call: F) -> F:
     (`trim`), unless `PARL_LIKE_TRACEBACK=1`. Among our own modules nothing changes."""
     name = call.__name__
 
-    def called(*args: Any, **options: Any) -> Any:
+    def called(*args: object, **options: object) -> Any:
         try:
             result = call(*args, **options)
             return _going_on(result) if isinstance(result, types.GeneratorType) else result

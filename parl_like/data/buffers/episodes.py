@@ -36,7 +36,7 @@ class _ByEpisode(Savable):
         self.n_lanes, self._kept, self._longest = n_lanes, kept, longest
         self._specs = kept.specs
         # The rows of each lane's open episode: values of `_specs`, of which those that were not known yet are missing.
-        self._open: list[list[tuple[Any, ...]]] = [[] for _ in range(n_lanes)]
+        self._open: list[list[tuple[object, ...]]] = [[] for _ in range(n_lanes)]
 
     @property
     def specs(self) -> tuple[Spec, ...]:
@@ -53,7 +53,7 @@ class _ByEpisode(Savable):
         self._kept.allocate(specs)
         self._specs = tuple(specs)
 
-    def push(self, lane: int, values: tuple[Any, ...]) -> int:
+    def push(self, lane: int, values: tuple[object, ...]) -> int:
         """Writes one row: `values` in the order of `specs`. Returns its position if it ends its episode, else −1.
 
         Raises:
@@ -64,7 +64,7 @@ class _ByEpisode(Savable):
         staged.push(0, values)
         return int(self._now(self._write(self._lanes([lane]), staged)[0])[0])
 
-    def push_rows(self, lanes: Sequence[int] | Positions, values: Sequence[Any]) -> Positions:
+    def push_rows(self, lanes: Sequence[int] | Positions, values: Sequence[object]) -> Positions:
         """Writes row i into lane `lanes[i]`: `values` are arrays [k, …] in the order of `specs`. Returns positions [k], as
         `push`.
 
@@ -77,7 +77,7 @@ class _ByEpisode(Savable):
         return self._now(self._write(into, staged)[0])
 
     def add(
-        self, batch: Batch | Mapping[str, Any], lanes: Sequence[int] | Positions | None = None
+        self, batch: Batch | Mapping[str, object], lanes: Sequence[int] | Positions | None = None
     ) -> tuple[Positions, Array, Positions, Positions]:
         """Writes rows as `ReplayBuffer.add` does: fields are inferred, late and missing ones are zero.
 
@@ -179,7 +179,7 @@ class _ByEpisode(Savable):
         first, last = self._keep(lane, tuple(columns.values()), len(rows))
         return columns["rew"].sum(0, np.float64) if "rew" in columns else 0.0, len(rows), first, last
 
-    def _saved_open(self) -> dict[str, Any]:
+    def _saved_open(self) -> dict[str, object]:
         """The open episodes, as a ReplayBuffer whose lanes they are would save them."""
         opened = ReplayBuffer(self.n_lanes * max(min(FEW, self._longest or FEW), *map(len, self._open)), self.n_lanes)
         opened._use(self._specs, self._kept._empty_keys)
@@ -188,7 +188,7 @@ class _ByEpisode(Savable):
                 opened.push_rows(np.full(len(rows), lane), tuple(_columns(rows, self._specs).values()))
         return opened.state_dict()
 
-    def _loaded_open(self, state: Mapping[str, Any], kept: Mapping[str, Any], own: Mapping[str, Any]) -> ReplayBuffer:
+    def _loaded_open(self, state: Mapping[str, Any], kept: Mapping[str, Any], own: Mapping[str, object]) -> ReplayBuffer:
         """Checks a saved state, in which the finished episodes are `kept`, against what this buffer was built with, and returns
         its open episodes; nothing has changed yet."""
         check_saved(self, state, own)
@@ -208,7 +208,7 @@ class _ByEpisode(Savable):
         self._open = [list(zip(*opened.take(opened.lane_positions(lane)).values(), strict=True)) for lane in range(self.n_lanes)]
 
 
-def _columns(rows: list[tuple[Any, ...]], specs: Sequence[Spec]) -> dict[str, Array]:
+def _columns(rows: list[tuple[object, ...]], specs: Sequence[Spec]) -> dict[str, Array]:
     """Rows as columns [n, …]; what a row lacks is zero."""
     zeros = tuple(spec.zeros(1)[0] for spec in specs)
     return {spec.name: np.array([(*row, *zeros[len(row) :])[i] for row in rows], spec.dtype) for i, spec in enumerate(specs)}
@@ -358,7 +358,7 @@ class EpisodeBuffer(_ByEpisode, Buffer):
         """The finished episodes, oldest first, each as from `episode`."""
         return [self.episode(i) for i in range(self.n_episodes)]
 
-    def __getitem__(self, index: Any) -> Any:
+    def __getitem__(self, index: object) -> Any:
         """Rows as a Batch, copies: a slice, an integer, integers of any shape or a mask [len(buffer)]. A name: that column.
 
         Raises:
@@ -366,7 +366,7 @@ class EpisodeBuffer(_ByEpisode, Buffer):
         """
         return self.get(slice(None), index) if isinstance(index, str) else self._kept[self._slots(index)]
 
-    def get(self, index: Any, key: str) -> Any:
+    def get(self, index: object, key: str) -> Any:
         """`buffer[index].key`, without building the rest: an array, or a Batch if the field is nested. Dotted keys are fine."""
         return self._kept.get(self._slots(index), key)
 
@@ -388,7 +388,7 @@ class EpisodeBuffer(_ByEpisode, Buffer):
     def _batch(self, positions: Positions) -> Batch:
         return self._kept[positions + self._first]
 
-    def _slots(self, index: Any) -> Positions:
+    def _slots(self, index: object) -> Positions:
         if isinstance(index, slice):
             return np.arange(len(self))[index] + self._first
         array = np.asarray(index)
@@ -408,7 +408,7 @@ class EpisodeBuffer(_ByEpisode, Buffer):
 
     # ---- saving
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Everything that the rows to come depend on: plain nested dicts of JSON values, and under "columns" arrays."""
         return {
             "max_rows": self.max_rows, "max_episodes": self.max_episodes, "n_lanes": self.n_lanes, "dropped": self.dropped,
@@ -484,12 +484,12 @@ class CachedReplayBuffer(_ByEpisode):
         return self._kept
 
     @property
-    def act_space(self) -> gym.Space[Any] | None:
+    def act_space(self) -> gym.Space[object] | None:
         """Return the action space of `main`."""
         return self.main.act_space
 
     @act_space.setter
-    def act_space(self, space: gym.Space[Any] | None) -> None:
+    def act_space(self, space: gym.Space[object] | None) -> None:
         self.main.act_space = space
 
     def _keep(self, lane: int, values: tuple[Array, ...], n: int) -> tuple[int, int]:
@@ -509,7 +509,7 @@ class CachedReplayBuffer(_ByEpisode):
     def __len__(self) -> int:
         return len(self.main)
 
-    def __getitem__(self, index: Any) -> Batch:
+    def __getitem__(self, index: object) -> Batch:
         return self.main[index]
 
     def __getattr__(self, name: str) -> Any:
@@ -520,7 +520,7 @@ class CachedReplayBuffer(_ByEpisode):
     def __repr__(self) -> str:
         return f"CachedReplayBuffer(open={sum(map(bool, self._open))} in {self.n_lanes} lanes, main={self.main!r})"
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Everything that the rows to come depend on: plain nested dicts of JSON values, and under "columns" arrays."""
         return {"n_lanes": self.n_lanes, "max_episode_length": self.max_episode_length, "main": self.main.state_dict(),
                 "open": self._saved_open()}

@@ -22,12 +22,12 @@ def is_part(name: str, key: str) -> bool:
     return name == key or name.startswith(key + ".")
 
 
-def as_array(value: Any) -> Array:
+def as_array(value: object) -> Array:
     """Numbers, an array or a tensor as an array."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 
-def infer(owner: str, name: str, value: Any, rows: bool = False) -> Spec:
+def infer(owner: str, name: str, value: object, rows: bool = False) -> Spec:
     """The spec of a field first seen as `value`, one row, or with `rows` [k, …].
 
     Raises:
@@ -50,7 +50,8 @@ def like(spec: Spec, columns: Mapping[str, Array]) -> Spec:
     return spec if column is None else Spec(spec.name, column.shape[1:], column.dtype, owner=spec.owner)
 
 
-def in_units(columns: dict[str, Array], have: gym.Space[Any] | None, want: gym.Space[Any] | None, owner: str) -> dict[str, Array]:
+def in_units(columns: dict[str, Array], have: gym.Space[object] | None, want: gym.Space[object] | None, owner: str
+             ) -> dict[str, Array]:
     """Columns [N, …] by flat names, with actions converted from the policy's units of one action space, or an environment's
     where it is None, to those of another.
 
@@ -80,7 +81,7 @@ def check_numbers(kind: str, specs: Sequence[Spec]) -> None:
                 raise ValueError(f"{kind}: {group!r} cannot be both an array and the group of {spec.name!r}")
 
 
-def convert_rows(spec: Spec, value: Any, n: int) -> Array:
+def convert_rows(spec: Spec, value: object, n: int) -> Array:
     """`value` as [n, *shape] of this field.
 
     Raises:
@@ -105,7 +106,7 @@ def difference(own: Sequence[Spec], other: Sequence[Spec]) -> str:
     return f"{longer[min(len(own), len(other))].name!r} only {where}"
 
 
-def saved_specs(specs: Sequence[Spec]) -> list[dict[str, Any]]:
+def saved_specs(specs: Sequence[Spec]) -> list[dict[str, object]]:
     """As JSON values."""
     return [{"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype.str} for spec in specs]
 
@@ -121,7 +122,7 @@ SPACES = ("Dict", "Tuple", "Discrete", "Box", "MultiDiscrete", "MultiBinary")
 _ARRAYS = {"Box": ("low", "high"), "MultiDiscrete": ("nvec", "start")}
 
 
-def saved_space(space: gym.Space[Any] | None) -> dict[str, Any] | None:
+def saved_space(space: gym.Space[object] | None) -> dict[str, object] | None:
     """A space as JSON values and arrays [n]; None: it is not known."""
     if space is None:
         return None
@@ -136,7 +137,7 @@ def saved_space(space: gym.Space[Any] | None) -> dict[str, Any] | None:
     return {"kind": kind, "shape": np.array(space.shape, np.int64).tolist(), **arrays}
 
 
-def loaded_space(saved: Mapping[str, Any] | None) -> gym.Space[Any] | None:
+def loaded_space(saved: Mapping[str, Any] | None) -> gym.Space[object] | None:
     """Return the space that `saved_space` was given. Raises ValueError, KeyError, TypeError or AttributeError where it is
     none."""
     if saved is None:
@@ -158,7 +159,7 @@ def loaded_space(saved: Mapping[str, Any] | None) -> gym.Space[Any] | None:
         raise ValueError(f"an action space of kind {kind}: {str(error):.100}") from None
 
 
-def loaded_columns(owner: object, specs: Sequence[Spec], columns: Mapping[str, Any], n: int) -> list[Array]:
+def loaded_columns(owner: object, specs: Sequence[Spec], columns: Mapping[str, object], n: int) -> list[Array]:
     """The saved columns [n, …] of these fields; refuses others."""
     names = [spec.name for spec in specs]
     if columns.keys() != set(names) or (n and not names):
@@ -167,7 +168,7 @@ def loaded_columns(owner: object, specs: Sequence[Spec], columns: Mapping[str, A
     return [convert_rows(spec, columns[spec.name], n) for spec in specs]
 
 
-def check_saved(buffer: Any, state: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+def check_saved(buffer: object, state: Mapping[str, Any], own: Mapping[str, object]) -> None:
     """Refuses a saved state of a buffer that was built with other options than `own`, or with another kind of generator."""
     for key, value in own.items():
         if state[key] != value:

@@ -68,19 +68,19 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     # ---- writing
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         return {key: value for key, value in super().__getstate__().items() if key != "_leaves"}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         super().__setstate__(state)
         self._look()
 
-    def push(self, lane: int, values: tuple[Any, ...]) -> int:
+    def push(self, lane: int, values: tuple[object, ...]) -> int:
         position = super().push(lane, values)
         self._set(position, self.max_priority**self.alpha)
         return position
 
-    def _store(self, lanes: Positions, values: tuple[Any, ...], framed: bool = True) -> Positions:
+    def _store(self, lanes: Positions, values: tuple[object, ...], framed: bool = True) -> Positions:
         positions = super()._store(lanes, values, framed)
         self._set(positions, self.max_priority**self.alpha)
         return positions
@@ -95,7 +95,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         self._trees()
         self._set(np.arange(before), weights)
 
-    def update_weight(self, index: Any, td: npt.ArrayLike, serials: Positions | None = None) -> int:
+    def update_weight(self, index: object, td: npt.ArrayLike, serials: Positions | None = None) -> int:
         """Sets the priorities of rows to |td| + eps; of several for one row the last one stays.
 
         Args:
@@ -177,16 +177,16 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             out["weight"] = self.weights(positions)
         return out
 
-    def get(self, index: Any, key: str) -> Any:
+    def get(self, index: object, key: str) -> Any:
         return self._shaped(self.positions(index), ["weight"])["weight"] if key == "weight" else super().get(index, key)
 
     # ---- saving
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, object]:
         beta = {} if callable(self._beta) else {"beta": float(self._beta)}
         return {**super()._options(), "alpha": self.alpha, "weight_norm": self.weight_norm, **beta}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {**super().state_dict(), "weights": self._leaves[self._filled()], "max_priority": self.max_priority,
                 "batches_drawn": self.batches_drawn}
 

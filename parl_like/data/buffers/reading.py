@@ -33,7 +33,7 @@ class Buffer(Savable, ABC):
     """
 
     rng: np.random.Generator
-    act_space: gym.Space[Any] | None = None
+    act_space: gym.Space[object] | None = None
     _nothing = "from an empty buffer; add rows first, or ask len(buffer)"
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Lanes(Buffer, Guarded):
         first = np.arange(self.n_lanes) * self.lane_size
         return np.asarray(first + (self._ring.cursor - first - 1) % self.lane_size, np.int64)
 
-    def positions(self, index: Any) -> Positions:
+    def positions(self, index: object) -> Positions:
         """A checked index as positions: of any shape, () for an integer.
 
         Raises:
@@ -161,19 +161,19 @@ class Lanes(Buffer, Guarded):
     def _done(self, positions: Any) -> Any:
         return self.columns[FLAGS[0]][positions] | self.columns[FLAGS[1]][positions]
 
-    def _each(self, index: Any, walk: Callable[[Positions], Positions]) -> Positions:
+    def _each(self, index: object, walk: Callable[[Positions], Positions]) -> Positions:
         positions = self.positions(index)
         return walk(positions.ravel()).reshape(positions.shape)
 
-    def prev(self, index: Any) -> Positions:
+    def prev(self, index: object) -> Positions:
         """The row before, within the episode; an episode's first row and the oldest row of a lane are their own."""
         return self._each(index, self._ring.prev)
 
-    def next(self, index: Any) -> Positions:
+    def next(self, index: object) -> Positions:
         """The row after, within the episode; a row that ends one and the newest row of a lane are their own."""
         return self._each(index, self._ring.next)
 
-    def episode_end(self, index: Any) -> Positions:
+    def episode_end(self, index: object) -> Positions:
         """The newest row of the episode of each row, so far as it is stored."""
         return self._each(index, self._ring.episode_end)
 

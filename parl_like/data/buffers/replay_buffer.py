@@ -141,7 +141,7 @@ class ReplayBuffer(Lanes):
             return
         self._use(specs)
 
-    def push(self, lane: int, values: tuple[Any, ...]) -> int:
+    def push(self, lane: int, values: tuple[object, ...]) -> int:
         """Writes one row: `values` in the order of `specs`. Returns its position. Episode statistics are `add`'s business.
 
         Raises:
@@ -179,7 +179,7 @@ class ReplayBuffer(Lanes):
             raise ValueError(f"{self!r}: lanes are {lanes!r}; expected a list or array of integers")
         return array.astype(np.int64, copy=False)
 
-    def push_rows(self, lanes: Sequence[int] | Positions, values: Sequence[Any]) -> Positions:
+    def push_rows(self, lanes: Sequence[int] | Positions, values: Sequence[object]) -> Positions:
         """Writes row i into lane `lanes[i]`: `values` are arrays [k, …] in the order of `specs`. Returns the positions [k].
 
         Raises:
@@ -190,7 +190,7 @@ class ReplayBuffer(Lanes):
         return self._store(self._lanes(lanes), values if type(values) is tuple else tuple(values))
 
     def add(
-        self, batch: Batch | Mapping[str, Any], lanes: Sequence[int] | Positions | None = None
+        self, batch: Batch | Mapping[str, object], lanes: Sequence[int] | Positions | None = None
     ) -> tuple[Positions, Array, Positions, Positions]:
         """Writes the row of one environment, or with lanes row i of the batch into lane `lanes[i]`; infers specs at first use.
 
@@ -224,7 +224,8 @@ class ReplayBuffer(Lanes):
         done = np.logical_or(*(as_array(flat[name]).reshape(n) for name in FLAGS)).view(np.uint8)
         return positions, *self._open.count(self._ring, lanes, positions, rew, done)
 
-    def _add_anything(self, batch: Any, flat: dict[str, Any], lanes: Positions, rows: bool) -> tuple[dict[str, Any], Positions]:
+    def _add_anything(self, batch: Any, flat: dict[str, object], lanes: Positions, rows: bool
+                      ) -> tuple[dict[str, object], Positions]:
         """`add` of rows with new, missing or loosely given fields. Returns the rows as they are stored, and their positions."""
         self._check_fields(flat)
         known = {spec.name: spec for spec in self.specs}
@@ -244,7 +245,7 @@ class ReplayBuffer(Lanes):
         self._use(specs, [str(key) for key, part in groups if not len(tuple(part.keys()))])
         return dict(zip((spec.name for spec in specs), arrays, strict=True)), self._store(lanes, arrays)
 
-    def _check_fields(self, flat: dict[str, Any]) -> None:
+    def _check_fields(self, flat: dict[str, object]) -> None:
         """Required fields are there; `done` is taken out."""
         tops = dict.fromkeys(name.partition(".")[0] for name in flat)
         stored = {spec.name.partition(".")[0] for spec in self.specs}
@@ -300,7 +301,7 @@ class ReplayBuffer(Lanes):
                 self.truncate_open(lane)
         return self._store(lanes, arrays, framed=False)
 
-    def in_policy_units(self, space: gym.Space[Any]) -> ReplayBuffer:
+    def in_policy_units(self, space: gym.Space[object]) -> ReplayBuffer:
         """These rows with the policy's actions of this action space: itself, or a buffer that has memory of its own for actions
         alone.
 
@@ -382,7 +383,7 @@ class ReplayBuffer(Lanes):
 
     # ---- reading rows
 
-    def __getitem__(self, index: Any) -> Batch:
+    def __getitem__(self, index: object) -> Batch:
         """Rows as a Batch: a slice in time order, an integer (one row, no row axis), integer array or bool mask by position.
 
         Raises:
@@ -391,7 +392,7 @@ class ReplayBuffer(Lanes):
         with self.lock:
             return self._batch(self.positions(index))
 
-    def get(self, index: Any, key: str) -> Any:
+    def get(self, index: object, key: str) -> Any:
         """`buffer[index].key`, without building the rest: an array, or a Batch if the field is nested. Dotted keys are fine."""
         return self._read(key, self.positions(index))
 
@@ -404,7 +405,7 @@ class ReplayBuffer(Lanes):
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if name in RESERVED or name in self.__dict__.get("_exposed", ()):
             raise ValueError(f"ReplayBuffer: {name!r} names stored rows and cannot be assigned; write rows with add or push")
         object.__setattr__(self, name, value)
@@ -416,13 +417,13 @@ class ReplayBuffer(Lanes):
 
     # ---- saving
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Without what belongs to one object in one process: views, bound methods, the lock."""
         gone = {"lock", *self.locked, *self._exposed}
         return {**{key: value for key, value in self.__dict__.items() if key not in gone}, "_exposed": frozenset(),
                 "threadsafe": "push" in self.__dict__}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
+    def __setstate__(self, state: dict[str, object]) -> None:
         threadsafe = state.pop("threadsafe")
         self.__dict__.update(state, lock=nullcontext())
         if self.specs:
@@ -430,7 +431,7 @@ class ReplayBuffer(Lanes):
         if threadsafe:
             self.make_threadsafe()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Everything that the rows to come depend on: plain dicts of JSON values, and under "columns" arrays of the filled
         rows."""
         filled = self._filled()
@@ -443,7 +444,7 @@ class ReplayBuffer(Lanes):
             "rng": rng_state(self.rng),
         }
 
-    def _options(self) -> dict[str, Any]:
+    def _options(self) -> dict[str, object]:
         """Return the options that decide how rows are stored and drawn, beside the size."""
         return {"stack_num": self.stack_num, "ignore_obs_next": self.ignore_obs_next,
                 "save_only_last_obs": self.save_only_last_obs, "sample_avail": self.sample_avail}
@@ -514,7 +515,7 @@ class ReplayBuffer(Lanes):
         self._exposed = frozenset(key for key in keys if key not in own and not hasattr(type(self), key))
         self.__dict__.update((key, self._read(key, None)) for key in self._exposed)
 
-    def _store(self, lanes: Positions, values: tuple[Any, ...], framed: bool = True) -> Positions:
+    def _store(self, lanes: Positions, values: tuple[object, ...], framed: bool = True) -> Positions:
         """Writes row i of `values` into lane `lanes[i]`, or refuses all of them; returns the positions.
 
         Args:
@@ -568,9 +569,9 @@ class ReplayBuffer(Lanes):
 VectorReplayBuffer = ReplayBuffer  # the name that others use for lanes; here they are built in
 
 
-def _under(lock: threading.RLock, method: Callable[..., Any]) -> Callable[..., Any]:
+def _under(lock: threading.RLock, method: Callable[..., object]) -> Callable[..., object]:
     @wraps(method)
-    def locked(*args: Any, **kwargs: Any) -> Any:
+    def locked(*args: object, **kwargs: object) -> Any:
         with lock:
             return method(*args, **kwargs)
 

@@ -79,7 +79,7 @@ class ReservoirBuffer(Buffer):
         check_numbers("ReservoirBuffer", specs)
         self._use(specs)
 
-    def push(self, values: tuple[Any, ...]) -> int:
+    def push(self, values: tuple[object, ...]) -> int:
         """Sees one row: `values` in the order of `specs`. Returns its position, or −1 where it is not kept.
 
         Raises:
@@ -102,7 +102,7 @@ class ReservoirBuffer(Buffer):
         self.seen += 1
         return position if position < self.size else -1
 
-    def add(self, row: Batch | Mapping[str, Any]) -> int:
+    def add(self, row: Batch | Mapping[str, object]) -> int:
         """Sees one row, nested or not, whose leaves have no row axis; the first one says which fields there are. Returns as
         `push`.
 
@@ -150,7 +150,7 @@ class ReservoirBuffer(Buffer):
 
     # ---- saving
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Everything that the rows to come depend on: plain dicts of JSON values, and under "columns" arrays of the kept rows."""
         return {"size": self.size, "seen": self.seen, "specs": saved_specs(self.specs),
                 "columns": self.take(np.arange(len(self))), "rng": rng_state(self.rng)}

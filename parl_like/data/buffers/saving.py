@@ -49,12 +49,12 @@ class SavedKind:
     chunked: frozenset[str] = frozenset({"columns"})  # keys of the state whose arrays have one row for each row of the buffer
     inside: str = ""  # the key of the state under which those are; "" for the state itself
     # (state, lost [rows] bool) -> the state without these rows, and how many went; None: none may be lost
-    drop: Callable[[dict[str, Any], Array], tuple[dict[str, Any], int]] | None = None
+    drop: Callable[[dict[str, object], Array], tuple[dict[str, object], int]] | None = None
 
     def get(self) -> Any:
         return getattr(importlib.import_module(f"parl_like.data.buffers.{self.module}"), self.name)
 
-    def rows(self, state: dict[str, Any]) -> Any:
+    def rows(self, state: dict[str, object]) -> Any:
         """The part of a state that has the `chunked` keys."""
         return state.get(self.inside) if self.inside else state
 
@@ -128,7 +128,7 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: in
         archive.write_archive(path, tree, {"replay": FORMAT, "kind": type(buffer).__name__, "rows": rows})
 
 
-def load_buffer(path: str | os.PathLike[str], **options: Any) -> Any:
+def load_buffer(path: str | os.PathLike[str], **options: object) -> Any:
     """The buffer that `save_buffer` wrote: the same rows at the same positions; it goes on drawing as the saved one.
 
     Where a part of the rows is damaged, they are left out, with a warning that counts them; the row before them ends its episode,
@@ -196,7 +196,7 @@ class Savable:
         save_buffer(self, path)
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], **options: Any) -> Self:
+    def load(cls, path: str | os.PathLike[str], **options: object) -> Self:
         """The buffer that was saved at `path`; `options` instead of the saved ones, see
         `parl_like.data.buffers.saving.load_buffer`.
 
@@ -212,7 +212,7 @@ class Savable:
 # ------------------------------------------------------------------------------------------------ parts of the state
 
 
-def _act_space(path: Path, head: _Head, specs: Sequence[Spec]) -> gym.Space[Any] | None:
+def _act_space(path: Path, head: _Head, specs: Sequence[Spec]) -> gym.Space[object] | None:
     """Return the space of the saved actions. Raises ValueError where it is not theirs."""
     own = {spec.name: spec for spec in specs if is_part(spec.name, "act")}
     if isinstance(head.act_space, msgspec.UnsetType):
@@ -240,13 +240,13 @@ def _arrays(kind: SavedKind, state: dict[str, Any]) -> dict[str, Array]:
     return {**state.pop("columns"), **({"": state.pop("weights")} if "weights" in kind.chunked else {})}
 
 
-def _state(kind: SavedKind, arrays: dict[str, Array]) -> dict[str, Any]:
+def _state(kind: SavedKind, arrays: dict[str, Array]) -> dict[str, object]:
     """The inverse of `_arrays`."""
     weights = {"weights": arrays.pop("", None)} if "weights" in kind.chunked else {}
     return {"columns": arrays, **weights}
 
 
-def _join(path: Path, kind: SavedKind, rows: int, size: int, tree: dict[str, Any], bad: dict[str, str]) -> dict[str, Any]:
+def _join(path: Path, kind: SavedKind, rows: int, size: int, tree: dict[str, Any], bad: dict[str, str]) -> dict[str, object]:
     """The chunked part of the state; rows of bad chunks are zero."""
     if rows // size > 2 * len(tree) or not tree:
         raise _lost(path, rows, rows, bad)
@@ -276,7 +276,8 @@ def _join(path: Path, kind: SavedKind, rows: int, size: int, tree: dict[str, Any
     return _state(kind, out)
 
 
-def _without(path: Path, kind: SavedKind, rows: int, size: int, state: dict[str, Any], bad: dict[str, str]) -> dict[str, Any]:
+def _without(path: Path, kind: SavedKind, rows: int, size: int, state: dict[str, object], bad: dict[str, str]
+             ) -> dict[str, object]:
     """The state without the rows of bad chunks, or a refusal. Not for kinds that may lose none."""
     lost = np.zeros(rows, bool)
     for name in bad:
@@ -307,7 +308,7 @@ def _cached_class() -> Any:
     return importlib.import_module("parl_like.data.buffers.episodes").CachedReplayBuffer
 
 
-def _check_sizes(state: Any) -> None:
+def _check_sizes(state: object) -> None:
     """Refuses, with a ValueError, what this machine could never hold: a size in a file costs nothing to write."""
     if not isinstance(state, dict):
         return
@@ -320,7 +321,7 @@ def _check_sizes(state: Any) -> None:
         _check_sizes(part)
 
 
-def _drop_rows(state: dict[str, Any], lost: Array) -> tuple[dict[str, Any], int]:
+def _drop_rows(state: dict[str, Any], lost: Array) -> tuple[dict[str, object], int]:
     """Takes rows out of a ring. What is left of their lanes moves together, so positions change there."""
     terminated, truncated = state["columns"]["terminated"], state["columns"]["truncated"].copy()
     ends = terminated | truncated  # lost rows are zero: they end nothing

@@ -71,21 +71,21 @@ class StoredFields:
         now = [name for name in names if name not in late and name not in nexts and name not in stacked]
         return now, late, stacked, [] if self.as_stored else nexts
 
-    def stored(self, values: tuple[Any, ...], rows: bool = False, framed: bool = True) -> tuple[Any, ...]:
+    def stored(self, values: tuple[object, ...], rows: bool = False, framed: bool = True) -> tuple[Any, ...]:
         """Return those of the values of `specs` that are stored; `framed`: observations are stacks, where this buffer takes
         such."""
         return self._pick(self._stored, values, rows, framed)
 
-    def nexts(self, values: tuple[Any, ...], rows: bool = False, framed: bool = True) -> tuple[Any, ...]:
+    def nexts(self, values: tuple[object, ...], rows: bool = False, framed: bool = True) -> tuple[Any, ...]:
         """Return the values of obs_next that are not stored."""
         return self._pick(self._nexts, values, rows, framed)
 
-    def _pick(self, which: list[tuple[int, bool]], values: tuple[Any, ...], rows: bool, framed: bool) -> tuple[Any, ...]:
+    def _pick(self, which: list[tuple[int, bool]], values: tuple[object, ...], rows: bool, framed: bool) -> tuple[Any, ...]:
         if len(values) != len(self.specs):
             raise IndexError
         return tuple([self._newest_frame(i, values[i], rows) if is_framed and framed else values[i] for i, is_framed in which])
 
-    def _newest_frame(self, i: int, value: Any, rows: bool) -> Array:
+    def _newest_frame(self, i: int, value: object, rows: bool) -> Array:
         stack = as_array(value)
         if stack.shape[int(rows) :] != self.specs[i].shape:
             raise self.specs[i].error(f"{stack.shape} {stack.dtype}", "save_only_last_obs takes stacks of that many frames", rows)
@@ -115,13 +115,13 @@ class FinalObservations:
             zeros = {spec.name: spec.zeros(1)[0] for spec in self.specs}
             self.table = {position: {**zeros, **row} for position, row in before.table.items()}
 
-    def check(self, nexts: tuple[Any, ...]) -> None:
+    def check(self, nexts: tuple[object, ...]) -> None:
         self._spare.write(0, nexts)
 
-    def convert(self, nexts: tuple[Any, ...], n: int) -> list[Array]:
+    def convert(self, nexts: tuple[object, ...], n: int) -> list[Array]:
         return [convert_rows(spec, value, n) for spec, value in zip(self.specs, nexts, strict=True)]
 
-    def keep(self, lane: int, position: int, nexts: tuple[Any, ...], truncated: bool) -> None:
+    def keep(self, lane: int, position: int, nexts: tuple[object, ...], truncated: bool) -> None:
         """After a row was written at `position`."""
         self.table.pop(position, None)
         self.newest.write(lane, nexts)
@@ -158,7 +158,7 @@ class FinalObservations:
         self.known[lane] = False
         self.table = {position: row for position, row in self.table.items() if position not in positions}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         at = sorted(self.table)
         rows = {s.name: np.stack([self.table[p][s.name] for p in at]) if at else s.zeros(0) for s in self.specs}
         return {"positions": np.array(at, np.int64), "rows": rows, "fresh": self.known.copy(),
@@ -208,10 +208,10 @@ class EpisodeCounts:
         returns, lengths, starts = ring.count_episodes(lanes, positions, flat, done, totals, self.lengths, self.starts)
         return returns.reshape(-1, *shape), lengths, starts
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {"return": self.returns.tolist(), "length": self.lengths.tolist(), "start": self.starts.tolist()}
 
-    def load_state_dict(self, state: Mapping[str, Any], firsts: Positions, lane_size: int) -> None:
+    def load_state_dict(self, state: Mapping[str, object], firsts: Positions, lane_size: int) -> None:
         """Takes over what `state_dict` gave, of lanes that begin at `firsts`. Raises ValueError where it is none."""
         returns = np.array(state["return"], np.float64)
         lengths, starts = np.array(state["length"], np.int64), np.array(state["start"], np.int64)

@@ -78,7 +78,8 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 # ------------------------------------------------------------------------------------------------ writing
 
 
-def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] | None = None, *, over: bool = False) -> None:
+def write_archive(path: Path, tree: Mapping[str, object], meta: Mapping[str, object] | None = None, *, over: bool = False
+                  ) -> None:
     """Writes `tree` as the archive `path`, completely or not at all; an archive that is there already is replaced.
 
     The files go into a hidden sibling directory and are fsynced, the manifest last; then that directory is renamed. The arrays
@@ -118,7 +119,7 @@ def write_archive(path: Path, tree: Mapping[str, Any], meta: Mapping[str, Any] |
 
 
 def _write_component(plan: EncodedComponent, folder: Path) -> Component:
-    def write(name: str, group: list[tuple[StoredArray, Any]]) -> StoredFile:
+    def write(name: str, group: list[tuple[StoredArray, object]]) -> StoredFile:
         tensors = [tensor for tensor, _ in group]
         numbers = (piece for tensor, value in group for piece in pieces(as_numpy(value, tensor.dtype)))
         return StoredFile(name, *write_new(folder / name, chain([_header(name, tensors)], numbers)), tensors)
@@ -172,12 +173,12 @@ def read_archive(path: Path, check: Callable[[Manifest], None] | None = None) ->
 
 def read_components(
     path: Path, spare: Callable[[str], bool], check: Callable[[Manifest], None] | None = None,
-) -> tuple[dict[str, Any], Manifest, dict[str, str]]:
+) -> tuple[dict[str, object], Manifest, dict[str, str]]:
     """As `read_archive`, but goes on where a component is damaged or missing of whose name `spare` says that it may be.
 
     Returns the tree of the good components, the manifest, and name -> what is wrong of the bad ones.
     """
-    tree: dict[str, Any] = {}
+    tree: dict[str, object] = {}
     bad: dict[str, str] = {}
     with _opened(path) as (found, folder):
         manifest = _manifest(found, folder)

@@ -70,13 +70,13 @@ def _is_ours(h5py: Any, path: Path) -> bool:
         return False
 
 
-def read_hdf5(path: Path, spare: Callable[[str], bool]) -> tuple[dict[str, Any], dict[str, str]]:
+def read_hdf5(path: Path, spare: Callable[[str], bool]) -> tuple[dict[str, object], dict[str, str]]:
     """The tree of an HDF5 file, and what is wrong with those chunks that are damaged.
 
     A file may point to other files, be compressed without bounds, or hold objects: all that is refused before it is followed.
     """
     h5py = _h5py()
-    tree: dict[str, Any] = {}
+    tree: dict[str, object] = {}
     bad: dict[str, str] = {}
     try:
         try:
@@ -145,7 +145,7 @@ def _read_group(h5py: Any, path: Path, component: str, group: Any, limit: int) -
     return decode(path, text, arrays)
 
 
-def check_format(path: Path, number: Any) -> None:
+def check_format(path: Path, number: object) -> None:
     """Comes before anything else is looked at, which another format may have elsewhere."""
     if type(number) is int and number > FORMAT:
         raise refusal(path, f"format {FORMAT}", f"format {number}, written by a newer parl_like", "upgrade parl_like")

@@ -15,7 +15,7 @@ OPTIONAL = ", carried"
 """End of the places where None may stand whatever the taker has: an agent carries an episode, or it does not."""
 
 
-def check_alike(saved: Any, own: Any, at: str) -> None:
+def check_alike(saved: object, own: object, at: str) -> None:
     """Raises ValueError, which names the place, where `saved` has other types than `own`, the state of what is to take it over.
 
     Mappings are compared key by key, where both have the key; lists element by element with the last own one for those behind it;
@@ -61,6 +61,6 @@ def check_count(saved: Any, at: str, least: int | None = 0) -> None:
         raise _wrong(at, "a whole number" if least is None else f"a whole number of at least {least}", saved)
 
 
-def _wrong(at: str, expected: str, saved: Any) -> ValueError:
+def _wrong(at: str, expected: str, saved: object) -> ValueError:
     kind = f" {saved.shape} {saved.dtype}" if hasattr(saved, "shape") and hasattr(saved, "dtype") else f" {saved!r:.60}"
     return ValueError(f"{at}: expected {expected}, got {type(saved).__name__}{kind}")

@@ -64,7 +64,7 @@ class StoredArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return math.prod(self.shape) * self.itemsize
 
 
-def encode(path: Path, name: str, value: Any) -> tuple[bytes, dict[str, Array]]:
+def encode(path: Path, name: str, value: object) -> tuple[bytes, dict[str, Array]]:
     """One component: its plain values as ASCII JSON, and its arrays by the labels that stand for them there, little-endian.
 
     Raises ArchiveError as `write_archive`; it names `path`.
@@ -76,12 +76,12 @@ def encode(path: Path, name: str, value: Any) -> tuple[bytes, dict[str, Array]]:
 class EncodedComponent:
     """One component before it is written: its plain values as JSON, and its arrays still where they are."""
 
-    def __init__(self, path: Path, name: str, value: Any, arrays: bool = True) -> None:
+    def __init__(self, path: Path, name: str, value: object, arrays: bool = True) -> None:
         self.path, self.name, self.arrays = path, name, arrays
         if not isinstance(name, str) or not re.match(NAME, name) or len(name) > 180:
             expected = "component names of at most 180 letters, digits, '.', '_' and '-', not starting with '.'"
             raise refusal(path, expected, repr(name), "rename it")
-        self.leaves: dict[str, tuple[StoredArray, Any]] = {}
+        self.leaves: dict[str, tuple[StoredArray, object]] = {}
         self.values = self._encode(value, "", 0)
         self.text = json.dumps(self.values, allow_nan=False).encode("ascii")
         if len(self.text) > MAX_VALUES:
@@ -166,7 +166,7 @@ def decode(file: Path, text: bytes, arrays: dict[str, tuple[str, Array]]) -> Any
     return value
 
 
-def decode_value(file: Path, value: Any, arrays: dict[str, tuple[str, Array]], depth: int) -> Any:
+def decode_value(file: Path, value: object, arrays: dict[str, tuple[str, Array]], depth: int) -> Any:
     """The inverse of `EncodedComponent._encode`; takes every array that it uses out of `arrays`."""
     if depth > MAX_DEPTH:
         raise damaged(file, f"at most {MAX_DEPTH} levels", "more")
@@ -201,7 +201,7 @@ def decode_value(file: Path, value: Any, arrays: dict[str, tuple[str, Array]], d
 def parse(file: Path, text: bytes) -> Any:
     """JSON as this module writes it: ASCII, no key twice, finite numbers."""
 
-    def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, object]]) -> dict[str, Any]:
         if len(out := dict(pairs)) < len(pairs):
             raise ValueError("a key is given twice")
         return out

@@ -74,12 +74,12 @@ class Transform(Guarded):
     update: bool = True
     update_number: int | None = None
 
-    def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
+    def space(self, space: gym.Space[object]) -> gym.Space[object]:
         """The observation space behind this transform, given the one before it. Raises ValueError where a field is missing or
         does not fit."""
         return space
 
-    def check_window(self, window: Any) -> None:
+    def check_window(self, window: object) -> None:
         """Raises ValueError where an algorithm looks at rows, by its `Window`, in a way that replay cannot serve."""
 
     def for_helper(self, n_envs: int) -> Self:
@@ -106,11 +106,11 @@ class Transform(Guarded):
         """
         return rows
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The statistics, as arrays and plain values; {} where there are none."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Takes over what `state_dict` gave. Raises ValueError where it has other fields, or another kind of moments."""
 
     def __repr__(self) -> str:
@@ -156,7 +156,7 @@ class Transforms:
         for transform in self._chain:
             transform.update_number = update_number
 
-    def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
+    def space(self, space: gym.Space[object]) -> gym.Space[object]:
         """The observation space that the model sees, given the environment's."""
         for transform in self._chain:
             space = transform.space(space)
@@ -194,7 +194,7 @@ class Transforms:
             rows = transform.replay(rows, source)
         return rows
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The statistics of those that have any, under '<place> <class>'."""
         states = {f"{i} {type(transform).__name__}": transform.state_dict() for i, transform in enumerate(self._chain)}
         return {key: state for key, state in states.items() if state}
@@ -254,13 +254,13 @@ def leaf_of(transform: Transform, obs: Mapping[str, Leaf], name: str) -> Leaf:
 
 
 def map_space(
-    transform: Any, space: gym.Space[Any], change: Callable[[str, gym.Space[Any]], gym.Space[Any]]
-) -> gym.Space[Any]:
+    transform: Any, space: gym.Space[object], change: Callable[[str, gym.Space[object]], gym.Space[object]]
+) -> gym.Space[object]:
     """The space with `change(name, part)` in place of the transform's fields."""
     for name in transform.fields:
         leaf_of(transform, specs_of(space, "obs"), name)
 
-    def mapped(part: gym.Space[Any], name: str) -> gym.Space[Any]:
+    def mapped(part: gym.Space[object], name: str) -> gym.Space[object]:
         if isinstance(part, gym.spaces.Dict):  # an ordered dict, for the keys of a plain one would be sorted
             return gym.spaces.Dict(OrderedDict((key, mapped(inner, f"{name}.{key}")) for key, inner in part.spaces.items()))
         if isinstance(part, gym.spaces.Tuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Self
 
 import gymnasium as gym
 import numpy as np
@@ -38,10 +38,10 @@ class FrameStacker(Transform):
         self._frames: Flat = {}
         self._first = np.ones(n_envs, bool)  # environments whose next observation opens an episode
 
-    def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
+    def space(self, space: gym.Space[object]) -> gym.Space[object]:
         return map_space(self, space, self._stacked)
 
-    def _stacked(self, name: str, space: gym.Space[Any]) -> gym.Space[Any]:
+    def _stacked(self, name: str, space: gym.Space[object]) -> gym.Space[object]:
         spec = specs_of(space, name)[name]
         low, high = (0, 1) if spec.low is None else (spec.low, spec.high)
         return gym.spaces.Box(*(first_stack(np.full((1, *spec.shape), x, spec.dtype), self.stack)[0] for x in (low, high)),

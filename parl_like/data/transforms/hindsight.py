@@ -58,7 +58,7 @@ class Hindsight(Transform):
         (self.achieved,), (self.desired,) = obs_names(self, achieved), obs_names(self, desired)
         self._warned = False
 
-    def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
+    def space(self, space: gym.Space[object]) -> gym.Space[object]:
         specs = specs_of(space, "obs")
         achieved, desired = (leaf_of(self, specs, name).shape for name in (self.achieved, self.desired))
         if achieved != desired:

@@ -100,7 +100,7 @@ class Moments:
                 self._parts = (_merge(parts[0], part, self.rate) if parts else part,)
             self._behind = True
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """rate, window; n [k], mean and var [k, *shape] of k parts: 0 or 1, windowed up to `window`; where rows are made ready
         for updates, the number of the newest, and the moments that are in use for it."""
         arrays = {key: np.array([getattr(part, key) for part in self._parts], np.float64) for key in _MomentsPart._fields}

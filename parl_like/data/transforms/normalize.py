@@ -38,7 +38,7 @@ class _Normalizer(Transform):
         if phase == "replay" or at_once:
             moments.renew(self.update_number)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {name: moments.state_dict() for name, moments in self.moments.items()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -31,10 +30,10 @@ class ObservationTransform(Transform):
         """The space of the field `name` behind the transform."""
         raise NotImplementedError(f"{type(self).__name__}: write box(self, name, space), the Box of what apply returns")
 
-    def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
+    def space(self, space: gym.Space[object]) -> gym.Space[object]:
         return map_space(self, space, self._boxed)
 
-    def _boxed(self, name: str, space: gym.Space[Any]) -> gym.Space[Any]:
+    def _boxed(self, name: str, space: gym.Space[object]) -> gym.Space[object]:
         if not isinstance(space, gym.spaces.Box):
             raise self._error(name, "a Box", space)
         return self.box(name, space)

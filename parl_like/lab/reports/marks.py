@@ -65,7 +65,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return " ".join([f"`{self.experiment}`", *(for_markdown(f"{key}={value}") for key, value in self.differs.items())])
 
 
-def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, Any], *, file: Path, runs: Path, jobs: int = 1,
+def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, object], *, file: Path, runs: Path, jobs: int = 1,
             say: Callable[[str], None] = print, train: Train | None = None) -> list[Mark]:
     """Makes the marks that are missing, and returns all that are asked for; `file` (JSON) and the table beside it (`.md`) are
     written after each.
@@ -164,7 +164,7 @@ def page(marks: Sequence[Mark]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def configuration_hash(experiment: str, config: Mapping[str, Any]) -> str:
+def configuration_hash(experiment: str, config: Mapping[str, object]) -> str:
     """Return a hash of an experiment's name and all values that can change its score, but the seed."""
     values = {name: value for name, value in config.items() if name not in _NOT_THE_RESULT}
     return hashlib.sha256(json.dumps([experiment, values], sort_keys=True).encode()).hexdigest()[:16]

@@ -134,7 +134,7 @@ def put(out: Path, data: bytes, runs: Sequence[RunDir]) -> None:
     replace_file(out, data, base=inside)
 
 
-def _draw(axes: Any, colour: str, setting: str, curves: Sequence[tuple[str, Floats, Floats]], **style: Any) -> None:
+def _draw(axes: Any, colour: str, setting: str, curves: Sequence[tuple[str, Floats, Floats]], **style: object) -> None:
     """The curves (name, steps, values) of one setting, and of several their IQM and its band."""
     single = len(curves) == 1
     for name, steps, values in curves:
@@ -178,7 +178,7 @@ def settings(runs: Sequence[RunDir]) -> list[str]:
     return short if len(set(short)) == len(set(whole)) else whole
 
 
-def _leaves(tree: Any, key: str = "") -> dict[str, Any]:
+def _leaves(tree: object, key: str = "") -> dict[str, object]:
     """Dotted key → value; lists and empty mappings are values."""
     if not isinstance(tree, Mapping) or not tree:
         return {key: tree}

@@ -44,7 +44,7 @@ class Meta(msgspec.Struct, frozen=True):
 class Loaded(NamedTuple):
     """The result of `Checkpoints.load`. `skipped`: what was tried before it, and why it was not used."""
 
-    tree: dict[str, Any]
+    tree: dict[str, object]
     manifest: Manifest
     path: Path
     skipped: list[tuple[str, str]]
@@ -69,7 +69,7 @@ class Checkpoints:
         self.failures = 0  # saves in a row that failed, the first of them at this time
         self._failing_since = 0.0
 
-    def save(self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any] | None = None, score: float | None = None, *,
+    def save(self, step: int, tree: Mapping[str, object], meta: Mapping[str, object] | None = None, score: float | None = None, *,
              patience: float = 0.0) -> Path | None:
         """Writes one checkpoint (`write_archive`), then BEST, then LATEST, then removes what is beyond `keep`.
 
@@ -108,7 +108,7 @@ class Checkpoints:
             self.warn(f"an old checkpoint in {self.root} could not be removed ({error.strerror or error})")
         return self._path(step)
 
-    def save_best(self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any], score: float) -> bool:
+    def save_best(self, step: int, tree: Mapping[str, object], meta: Mapping[str, object], score: float) -> bool:
         """Writes the archive `best`: what acts (`Robot.acting_state`), at the evaluation with the best score so far. To load
         'best' takes it before what BEST names. False where the disk refused: a warning went out."""
         try:
@@ -137,7 +137,7 @@ class Checkpoints:
             os.close(folder)
         clean_partial(self.root)
 
-    def _write(self, step: int, tree: Mapping[str, Any], meta: Mapping[str, Any], score: float | None) -> OSError | None:
+    def _write(self, step: int, tree: Mapping[str, object], meta: Mapping[str, object], score: float | None) -> OSError | None:
         """Writes a checkpoint and the pointers to it. Returns what the disk says against it."""
         try:
             self._start()

@@ -12,7 +12,6 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import itemgetter
-from typing import Any
 
 from parl_like.data.storage.safe_files import open_file, remove
 from parl_like.lab.runs.outbox import RunError
@@ -77,7 +76,7 @@ class _Board:
         values = [{"tag": key, "simple_value": value} for key, value in row.items() if key != "step" and not math.isnan(value)]
         self._add(step=int(row["step"]), summary={"value": values})
 
-    def _add(self, **fields: Any) -> None:
+    def _add(self, **fields: object) -> None:
         self._records.write(self._event(wall_time=time.time(), **fields).SerializeToString())
 
 

@@ -106,7 +106,7 @@ class RunDir:
 
     @classmethod
     def create(cls, experiment: str, config: Mapping[str, Any], command: Sequence[str] = (),
-               differs: Mapping[str, Any] | None = None, source: ExperimentSource | None = None) -> RunDir:
+               differs: Mapping[str, object] | None = None, source: ExperimentSource | None = None) -> RunDir:
         """A new directory (mode 0700) with `run.json` (state running) and `config.yaml`.
 
         Args:
@@ -168,11 +168,11 @@ class RunDir:
         alive = process_started(info.pid) == info.process_started
         return "died" if info.state == "running" and not alive else info.state
 
-    def update(self, **fields: Any) -> None:
+    def update(self, **fields: object) -> None:
         """Replaces fields of `run.json`."""
         self._write_info(msgspec.structs.replace(self.info(), **fields))
 
-    def restarted(self, command: Sequence[str], differs: Mapping[str, Any] | None = None,
+    def restarted(self, command: Sequence[str], differs: Mapping[str, object] | None = None,
                   source: ExperimentSource | None = None) -> None:
         """This process continues the run; a result that it had is no longer its own.
 
@@ -201,28 +201,28 @@ class RunDir:
             shorter = (msgspec.json.encode(msgspec.structs.replace(info, exit_reason=reason[:cut])) for cut in cuts)
             any(self.outbox.overwrite("run.json", text) for text in shorter)
 
-    def save_config(self, config: Mapping[str, Any]) -> None:
+    def save_config(self, config: Mapping[str, object]) -> None:
         self.outbox.replace("config.yaml", dump_yaml(config).encode())
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, object]:
         """`config.yaml` as plain values, to be fitted to its class. Raises RunError or ConfigError."""
         try:
             return load_yaml(self.read("config.yaml").decode(), str(self.config_file))
         except UnicodeDecodeError:
             raise RunError(f"{self.config_file} is not UTF-8 text") from None
 
-    def event(self, kind: str, **fields: Any) -> None:
+    def event(self, kind: str, **fields: object) -> None:
         """Appends one line to `events.jsonl`."""
         line = json.dumps(plain({"time": now(), "event": kind, **fields}), allow_nan=False)
         self.outbox.append("events.jsonl", line.encode() + b"\n")
 
-    def save_result(self, result: Mapping[str, Any]) -> None:
+    def save_result(self, result: Mapping[str, object]) -> None:
         self.outbox.replace("result.json", json.dumps(plain(result), indent=2, allow_nan=False).encode() + b"\n")
 
     def result(self) -> dict[str, Any] | None:
         """`result.json`, or None where the run has not finished or the file is damaged."""
         try:
-            result: dict[str, Any] = _decoded(self.read("result.json"))
+            result: dict[str, object] = _decoded(self.read("result.json"))
             msgspec.convert(result, Result)
             return result
         except (ValueError, RecursionError):  # a RunError is a ValueError
@@ -282,7 +282,7 @@ def runs_in(folder: Path) -> list[RunDir]:
     return [RunDir(path.parent) for path in sorted(folder.glob("*/run.json"))]
 
 
-def plain(value: Any) -> Any:
+def plain(value: object) -> Any:
     """`value` as what JSON knows: numbers that are not finite become null, NumPy scalars numbers, the unknown its text, and bytes
     of a name that is no UTF-8 escapes."""
     if isinstance(value, msgspec.Struct):

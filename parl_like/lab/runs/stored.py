@@ -46,7 +46,7 @@ class Stored(NamedTuple):
 
 
 @contextmanager
-def to_look_at(run: RunDir, overrides: Mapping[str, Any] | None, source: str) -> Iterator[tuple[Experiment, ExperimentConfig]]:
+def to_look_at(run: RunDir, overrides: Mapping[str, object] | None, source: str) -> Iterator[tuple[Experiment, ExperimentConfig]]:
     """Yield what `eval`, `play` and `load_run` build while this lasts: always in this process, whatever driver the run had; on
     the CPU where it had a GPU and there is none here.
 
@@ -67,7 +67,7 @@ def _here(device: str) -> str:
 
 
 @contextmanager
-def to_resume(run: RunDir, overrides: Mapping[str, Any] | None, source: str) -> Iterator[Stored]:
+def to_resume(run: RunDir, overrides: Mapping[str, object] | None, source: str) -> Iterator[Stored]:
     """Yield what `resume` builds and trains while this lasts, on the machines that the user has named. As `to_look_at`."""
     with _stored(run, overrides or {}, source, RESUMABLE) as (found, ran):
         if not ran:
@@ -81,15 +81,15 @@ def remember(run: RunDir) -> None:
     user_experiments.remember_run(run.read("config.yaml"))
 
 
-def _chosen(said: ExperimentConfig, config: ExperimentConfig) -> dict[str, Any]:
+def _chosen(said: ExperimentConfig, config: ExperimentConfig) -> dict[str, object]:
     """Key → value of what a configuration has of machines, and nobody has said; a driver that stays in this process is none."""
     old, new = ({key: configs.to_dict(one)[key] for key in MACHINES} for one in (said, config))
     found = configs.differences(old, new).items()
     return {key: value for key, (_, value) in found if key != "driver" or value not in HERE}
 
 
-def _check_machines(run: RunDir, found: Stored, overrides: Mapping[str, Any]) -> None:
-    def named(layer: Mapping[str, Any]) -> dict[str, Any]:
+def _check_machines(run: RunDir, found: Stored, overrides: Mapping[str, object]) -> None:
+    def named(layer: Mapping[str, object]) -> dict[str, object]:
         return {key: value for key, value in layer.items() if key.partition(".")[0] in MACHINES}
 
     said = configs.resolve(ExperimentConfig, named(found.experiment.config), named(overrides))
@@ -99,7 +99,7 @@ def _check_machines(run: RunDir, found: Stored, overrides: Mapping[str, Any]) ->
                           f"if you trust it, give {words} again")
 
 
-def refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str, free: Set[str] = RESUMABLE) -> None:
+def refuse_changes(old: Mapping[str, object], new: Mapping[str, object], why: str, free: Set[str] = RESUMABLE) -> None:
     """Raises ConfigError where two configurations differ in more than the keys of `free`."""
     # A key that `old` lacks is one that the code learned since; it came with its default.
     found = configs.differences(old, new).items()
@@ -110,13 +110,13 @@ def refuse_changes(old: Mapping[str, Any], new: Mapping[str, Any], why: str, fre
                           "another configuration train a new run")
 
 
-def with_parts(config: Any, parts: Mapping[str, Any]) -> Any:
+def with_parts(config: Any, parts: Mapping[str, object]) -> Any:
     """The configuration with these settings of what the robot is built of, if it has such."""
     return msgspec.structs.replace(config, parts=dict(parts)) if hasattr(config, "parts") else config
 
 
 @contextmanager
-def _stored(run: RunDir, overrides: Mapping[str, Any], source: str, free: Set[str]) -> Iterator[tuple[Stored, bool]]:
+def _stored(run: RunDir, overrides: Mapping[str, object], source: str, free: Set[str]) -> Iterator[tuple[Stored, bool]]:
     """With whether the user has run this configuration before; its rule is in force meanwhile."""
     info = run.info()
     experiment = user_experiments.of_run(run.path, info.experiment, info.source, source)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import gymnasium as gym
 import numpy as np
@@ -12,6 +12,11 @@ import numpy as np
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.values.spec import Array, Spec
 from parl_like.values.user_calls import Guarded
+
+if TYPE_CHECKING:
+    import torch
+
+Rows = TypeVar("Rows", Array, "torch.Tensor")
 
 GREEDY = -1.0
 """Noise of a row that takes the best action, for explorers whose noise is a number in [0, 1)."""
@@ -43,7 +48,7 @@ class Explorer(Guarded):
     memory: Array
     _drawn: Noise | None = None  # of the helper that it belongs to
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         if self._drawn is not None and name != "memory":
             if name in self.settings:
                 raise AttributeError(f"{type(self).__name__}.{name} cannot be assigned once its helper has joined the task, "
@@ -61,21 +66,21 @@ class Explorer(Guarded):
         are a row of each lane, in the order of `memory`."""
         raise TypeError(f"{type(self).__name__} has a noise spec but no draw()")
 
-    def greedy(self) -> Any:
+    def greedy(self) -> float | Array:
         """The noise of one row that takes the best action."""
         return np.full(self.noise.shape, GREEDY) if self.noise and self.noise.shape else GREEDY
 
     def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
-        """Predictions and noise with N rows each → {'act': [N, ...], maybe 'log_prob': [N]}."""
+        """Predictions and noise with N rows each → {'act': [N, ...], maybe 'log_prob': [N]}. Without a noise spec it is None."""
         return {}
 
-    def act_one(self, out: Mapping[str, Any], noise: Any) -> Any:
+    def act_one(self, out: Mapping[str, object], noise: Any) -> Any:
         """The action of one row, whose prediction and noise have no axis of rows: what `act` gives for a batch of it alone."""
         rows = {name: np.asarray(value)[None] for name, value in out.items()}
         act = {**rows, **self.act(rows, None if noise is None else np.asarray(noise)[None])}["act"][0]
         return act if act.ndim else act.item()
 
-    def kind(self) -> tuple[Any, ...]:
+    def kind(self) -> tuple[object, ...]:
         """Two explorers with equal kinds may serve one batch."""
         return (type(self), *(getattr(self, name) for name in self.settings))
 
@@ -92,7 +97,7 @@ def lacks(explorer: Explorer, name: str, out: Iterable[str]) -> str:
             "from the algorithm's predict, or give the helper another explorer")
 
 
-def n_logits(act: gym.Space[Any]) -> int:
+def n_logits(act: gym.Space[object]) -> int:
     """Logits of a discrete action space: A, or the sum over the parts of a joint action. 0 for a continuous one."""
     if isinstance(act, gym.spaces.Discrete):
         return int(act.n)
@@ -101,7 +106,7 @@ def n_logits(act: gym.Space[Any]) -> int:
     return 2 * math.prod(act.shape) if isinstance(act, gym.spaces.MultiBinary) else 0
 
 
-def legal(mask: Any, nvec: Sequence[int] | None = None) -> Any:
+def legal(mask: Rows, nvec: Sequence[int] | None = None) -> Rows:
     """Which actions count as legal, a new bool array or tensor of the mask's shape: the one rule wherever masks are used.
 
     A row that allows nothing allows everything: a time limit may fall on a state without an action, which is still to be valued.
@@ -110,20 +115,21 @@ def legal(mask: Any, nvec: Sequence[int] | None = None) -> Any:
         mask: [..., A], an array or a tensor, of any numbers; 0 is illegal.
         nvec: Alternatives of each of several choices, which stand side by side in the mask; the rule is each choice's own.
     """
-    allowed = mask != 0
+    allowed: Any = mask != 0  # arrays and tensors share what is called here
+    out: Rows = allowed
     begin = 0
     for n in nvec or (allowed.shape[-1],):
         choice = allowed[..., begin : begin + n]
         choice |= ~choice.any(-1, keepdims=True)
         begin += n
-    return allowed
+    return out
 
 
 KINDS = ("logits", "mask", "mean", "log_std", "alpha", "beta")
 """The parts of a prediction that explorers and heads read; of a structured action `logits.arm.grip`, … for each of its arrays."""
 
 
-def part_of(out: Mapping[str, Any], name: str) -> dict[str, Any]:
+def part_of(out: Mapping[str, object], name: str) -> dict[str, Any]:
     """Return what a prediction for a structured action says of the array `name` (`arm.grip`), as that of an action of its own."""
     return {kind: out[f"{kind}.{name}"] for kind in KINDS if f"{kind}.{name}" in out}
 
@@ -158,16 +164,16 @@ class StructuredExplorer(Explorer):
             part.log_prob = value
 
     @property
-    def kinds(self) -> tuple[Any, ...]:
+    def kinds(self) -> tuple[object, ...]:
         return tuple((name, part.kind()) for name, part in self.parts.items())
 
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         return np.concatenate([part.draw(rng, step, n).reshape(n, -1) for part in self.parts.values()], 1, dtype=np.float64)
 
-    def greedy(self) -> Any:
+    def greedy(self) -> float | Array:
         return np.concatenate([np.ravel(part.greedy()) for part in self.parts.values()], dtype=np.float64)
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         made: dict[str, Array] = {}
         total, begin = np.zeros(len(noise), np.float32), 0
         for name, part in self.parts.items():
@@ -198,7 +204,7 @@ class Noise:
         self.explorer, self.rng, self.drawn = explorer, rng, drawn
         self.left: list[Any] = []
         self._acted = 0
-        self._before: dict[str, Any] = rng_state(rng)  # the generator's state when the block was drawn
+        self._before: dict[str, object] = rng_state(rng)  # the generator's state when the block was drawn
         for one in (explorer, *getattr(explorer, "parts", {}).values()):
             one._drawn = self
         if explorer.kept is not None:
@@ -247,7 +253,7 @@ class Noise:
             self.left = [self.explorer.greedy()] * size
         return self.left.pop()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The unused part of the block, as the generator's state before it and a position; how many rows there were; and the
         explorer's memory."""
         size = NOISE_BLOCK if self.left else 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 import torch
@@ -33,10 +32,10 @@ class Gaussian(Explorer):
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         return rng.standard_normal((n, *self.shape), dtype=np.float32)
 
-    def greedy(self) -> Any:
+    def greedy(self) -> float | Array:
         return np.zeros(self.shape, np.float32)
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         mean, log_std = read(out, "mean", self), read(out, "log_std", self)
         flat = noise.reshape(mean.shape)
         act = (mean + np.exp(log_std) * flat).reshape(noise.shape)
@@ -76,7 +75,7 @@ class SquashedGaussian(Gaussian):
         self.memory = np.float32(self.correlation) * self.memory + np.float32(math.sqrt(1.0 - self.correlation**2)) * drawn
         return self.memory
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         act = np.tanh(super().act(out, noise)["act"])
         if not self.log_prob:
             return {"act": act}
@@ -117,10 +116,10 @@ class Noisy(Explorer):
         std = np.array([value_of(self.std, step + i) for i in range(1, n + 1)], np.float32)
         return rng.standard_normal((n, *self.shape), dtype=np.float32) * std.reshape(n, *(1,) * len(self.shape))
 
-    def greedy(self) -> Any:
+    def greedy(self) -> float | Array:
         return np.zeros(self.shape, np.float32)
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         mean = read(out, "mean", self)
         return {"act": np.clip(mean.reshape(noise.shape) + noise, -1.0, 1.0)}
 
@@ -177,10 +176,10 @@ class GSDE(Gaussian):
             self.memory = self.begin(rng, n)
         return self.memory.copy()
 
-    def greedy(self) -> Any:
+    def greedy(self) -> float | Array:
         return np.zeros(self.size, np.float32)
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         mean, log_std = read(out, "mean", self), read(out, "log_std", self)
         deviation = np.einsum("nfd,nfd->nd", read(out, "basis", self), noise)
         act = {"act": (mean + deviation).reshape(len(mean), *self.shape)}
@@ -215,10 +214,10 @@ class Beta(Explorer):
         noise[:, :, :, 1] = 1.0 - rng.random(noise[:, :, :, 1].shape, dtype=np.float32)  # above 0
         return noise
 
-    def greedy(self) -> Any:
+    def greedy(self) -> float | Array:
         return np.full(self.size, 2.0, np.float32)  # uniform numbers are at most 1
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         alpha, beta = (read(out, name, self).astype(np.float64) for name in ("alpha", "beta"))
         noise = noise.astype(np.float64).reshape(len(alpha), *self.size)
         g, h = (_gamma(shape, noise[:, :, i]) for i, shape in enumerate((alpha, beta)))

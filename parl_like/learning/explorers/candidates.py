@@ -33,12 +33,12 @@ class Candidates(Explorer):
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         return self.memory.copy()
 
-    def greedy(self) -> Any:
+    def greedy(self) -> float | Array:
         return -1
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         spec: Any = self.best.noise
         return self.best.act(out, np.array([self.best.greedy()] * len(noise), spec.dtype))
 
-    def kind(self) -> tuple[Any, ...]:
+    def kind(self) -> tuple[object, ...]:
         return type(self), self.best.kind()

@@ -57,7 +57,7 @@ class EpsilonGreedy(Explorer):
         for start in epsilon if several else [value_of(epsilon, 1)]:  # type: ignore[union-attr,arg-type]
             if not 0.0 <= start <= 1.0:
                 raise ValueError(f"EpsilonGreedy: epsilon is {start}; expected a number in [0, 1]")
-        self.epsilon: Any = epsilon
+        self.epsilon = epsilon
         self.random_ties = random_ties
         if several:
             self.kept = Spec("epsilon", (), np.dtype(np.float64))
@@ -76,7 +76,7 @@ class EpsilonGreedy(Explorer):
             return self.memory
         return np.array([*map(self.epsilon, range(step + 1, step + n + 1))]) if callable(self.epsilon) else self.epsilon
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         q, mask = read(out, "q", self), legal(out["mask"]) if "mask" in out else None
         act = one_of(all_best(q, mask), noise - GREEDY) if self.random_ties else best_actions(q, mask)
         random = (noise >= 0).nonzero()[0]
@@ -121,7 +121,7 @@ class MultiEpsilonGreedy(EpsilonGreedy):
         explore, choices = rng.random(n), rng.random((n, len(self.nvec)))
         return np.where((explore < self.rates(step, n))[:, None], choices, GREEDY)
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         cuts = np.cumsum(self.nvec)[:-1]
         blocks = {name: np.split(out[name], cuts, axis=1) for name in ("q", "mask") if name in out}
         parts = [super(MultiEpsilonGreedy, self).act({name: block[i] for name, block in blocks.items()}, noise[:, i])["act"]
@@ -142,7 +142,7 @@ class Categorical(Explorer):
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         return rng.random(n)
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         return sample_categorical(_masked_logits(out, self), noise, self.log_prob)
 
 
@@ -162,7 +162,7 @@ class MultiCategorical(Explorer):
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         return rng.random((n, len(self.nvec)))
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         blocks = np.split(_masked_logits(out, self, self.nvec), np.cumsum(self.nvec)[:-1], axis=1)
         parts = [sample_categorical(block, np.ascontiguousarray(noise[:, i]), self.log_prob) for i, block in enumerate(blocks)]
         result = {"act": np.stack([part["act"] for part in parts], axis=1)}
@@ -186,7 +186,7 @@ class Softmax(Categorical):
         super().__init__(log_prob)
         self.temperature = temperature
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         return super().act({**out, "logits": read(out, "q", self) / self.temperature}, noise)
 
 
@@ -195,7 +195,7 @@ class Weighted(Categorical):
 
     reads = "weights"
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         weights = read(out, "weights", self)
         allowed = legal(out["mask"]) if "mask" in out else np.ones(weights.shape, bool)
         weights = np.where(allowed, weights, 0)
@@ -220,10 +220,10 @@ class GumbelSoftmax(Explorer):
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         return rng.gumbel(size=(n, self.n))
 
-    def greedy(self) -> Any:
+    def greedy(self) -> float | Array:
         return np.zeros(self.n)
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         return {"act": best_actions(_masked_logits(out, self) + noise, None)}
 
 
@@ -247,7 +247,7 @@ class UCB(Explorer):
         """In [0, 1), which breaks ties."""
         return rng.random(n)
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         q, counts = read(out, "q", self), read(out, "counts", self)
         mask = legal(out["mask"]) if "mask" in out else None
         total = np.log(np.maximum(counts.sum(axis=1, keepdims=True), 1))
@@ -281,10 +281,10 @@ class BootstrappedHeads(Explorer):
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         return self.memory.copy()
 
-    def greedy(self) -> Any:
+    def greedy(self) -> float | Array:
         return -1
 
-    def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         return {"act": best_actions(read(out, "q", self), legal(out["mask"]) if "mask" in out else None)}
 
 

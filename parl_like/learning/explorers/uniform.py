@@ -15,7 +15,7 @@ from parl_like.values.action_codec import ActionCodec
 from parl_like.values.spec import Array, leaf_spaces
 
 
-def random_actions(space: gym.Space[Any], rng: np.random.Generator, n: int, masks: Mapping[str, Array]) -> dict[str, Array]:
+def random_actions(space: gym.Space[object], rng: np.random.Generator, n: int, masks: Mapping[str, Array]) -> dict[str, Array]:
     """Actions [n, …] in the policy's units by flat name (`act`, or `act.arm.grip`), and their `log_prob` [n] float32.
 
     Choices are even over the legal ones, real numbers between finite bounds even, whole ones over all of them. Where a bound is
