@@ -16,7 +16,7 @@ from parl_like.environment.face import PASSED, EnvFace
 from parl_like.environment.factory import REWARD_WEIGHTS, reward_shape
 from parl_like.environment.hooks import Hook, overridden
 from parl_like.environment.process_guard import watched
-from parl_like.values.copying import copied, own
+from parl_like.values.copying import copied
 from parl_like.values.errors import AgentFailed
 from parl_like.values.spec import Array, as_space, leaf_spaces, leaves, nest, parts_of
 
@@ -51,6 +51,8 @@ class VectorFace(EnvFace):
         # The attribute first: metadata belongs to the class in some libraries, and then tells the mode of whatever was made last.
         mode = getattr(env.unwrapped, "autoreset_mode", None) or env.metadata.get("autoreset_mode", AutoresetMode.NEXT_STEP)
         self._mode = AutoresetMode(mode)
+        # gymnasium's own word for it: the observations are copies already, of megabytes where they are images.
+        self._gives_copies = getattr(env, "copy", False) is True
         self.quotas: Array | None = None
         self.obs_next: Any = None
         self.valid = np.ones(self.n, bool)
@@ -148,7 +150,8 @@ class VectorFace(EnvFace):
         try:
             obs, rew, terminated, truncated, info = self._step(copied(act))  # the environment may clip its copy in place
             done = np.logical_or(terminated, truncated)
-            obs, rew, terminated, truncated = own(obs), own(rew), own(terminated), own(truncated)
+            rew, terminated, truncated = copied(rew), copied(terminated), copied(truncated)
+            obs = obs if self._gives_copies else copied(obs)
             self.obs_next = obs
             if self._mode is AutoresetMode.SAME_STEP and done.any():
                 self.obs_next = _with_rows(obs, info["final_obs"], np.flatnonzero(done))
@@ -156,7 +159,7 @@ class VectorFace(EnvFace):
                     self._look_at_ends(obs, done)
             elif self._mode is AutoresetMode.DISABLED and done.any():
                 obs, _ = self._reset(options={"reset_mask": done})
-                obs = own(obs)
+                obs = obs if self._gives_copies else copied(obs)
         except PASSED:
             raise
         except Exception as error:
@@ -346,11 +349,11 @@ class _Owning(gym.Wrapper[Any, Any, Any, Any]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         obs, info = self.env.reset(seed=seed, options=options)
-        return own(obs), info
+        return copied(obs), info
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         obs, *rest = self.env.step(action)
-        return own(obs), *rest
+        return copied(obs), *rest
 
 
 def _row(stacked: Any, i: int, space: gym.Space[Any] | None, name: str) -> Any:

@@ -21,7 +21,7 @@ from parl_like.environment.value_check import Acceptance, contains, described, t
 from parl_like.interfaces import ActingAgent
 from parl_like.tasks.no_progress import Resets
 from parl_like.values.batch import Batch
-from parl_like.values.copying import copied, own
+from parl_like.values.copying import copied
 from parl_like.values.errors import AgentFailed, Interrupted, Stopped, TaskFailed
 from parl_like.values.spec import Array, SpecError
 
@@ -147,7 +147,7 @@ class EnvFace:
         obs, info = given
         if info.__class__ is not dict:
             self._check_info(info, "reset()")
-        obs = own(obs)
+        obs = copied(obs)
         if self._accepts is not None:
             obs, _ = self._accepted(self._accepts, obs, 0.0, "reset")
         self._open, self._over = True, False
@@ -292,9 +292,9 @@ class EnvFace:
         if keeps:
             info = copied(info)
         self.time_steps += info.get("repeats", 1) if info else 1
-        obs = own(obs)
+        obs = copied(obs)
         if rew.__class__ is not float:
-            rew = own(rew)
+            rew = copied(rew)
             if (rew is None or rew.__class__ in _VECTORS) and accepts is None:  # which has its own way with bad values
                 self._check_rewards(rew)
         if accepts is not None:

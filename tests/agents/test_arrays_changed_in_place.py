@@ -12,7 +12,7 @@ from parl_like.algorithms import DQN
 from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.wrappers import ActionRepeat
 from parl_like.models import MLPQ
-from parl_like.values.copying import own
+from parl_like.values.copying import copied
 
 
 def keep():
@@ -399,22 +399,37 @@ def test_final_observations_of_environments_that_are_made_into_a_vector():
         assert rows(robot, lane=1)["obs_next"][:, 0].tolist() == [1, 2, 3] * 2
 
 
-# ------------------------------------------------------------------------------------------------------------ what it costs
+class Declared(Together):
+    """Says, as gymnasium's vector environments do, that its observations are copies."""
+
+    copy = True
+
+    def reset(self, **options):
+        obs, info = super().reset(**options)
+        return obs.copy(), info
+
+    def step(self, act):
+        obs, *rest = super().step(act)
+        self.given = obs.copy()
+        return self.given, *rest
 
 
-def test_what_nobody_else_holds_is_not_copied():
-    fresh = np.zeros((64, 64, 3), np.uint8)
-    where = fresh.ctypes.data
+@pytest.mark.parametrize(("kind", "copies"), [(Together, True), (Declared, False)])
+def test_observations_are_copied_unless_a_vector_environment_says_that_it_gives_copies(kind, copies):
+    class Looking(VectorAgent):
+        def run_one_episode(self):
+            self.env.reset()
+            obs = self.env.step(np.zeros(2, np.int64))[0]
+            inside = self.env.unwrapped
+            assert np.shares_memory(obs, getattr(inside, "given", inside.seen)) is not copies
+            self.robot.request_stop()
 
-    def give():
-        nonlocal fresh
-        picture, fresh = fresh, None
-        return picture
+    with robot_of(Recorder(), keep, env=lambda: kind(AutoresetMode.NEXT_STEP), agent=Looking) as robot:
+        robot.run()
 
-    picture = give()
-    picture = own(picture)
-    assert picture.ctypes.data == where
-    held = picture
-    assert own(picture) is not held and np.array_equal(own(picture), held)
+
+def test_plain_values_stay_as_they_are_and_arrays_do_not():
     for plain in (3, 2.5, "text", None, np.float32(1)):
-        assert own(plain) is plain
+        assert copied(plain) is plain
+    picture = np.zeros((64, 64, 3), np.uint8)
+    assert not np.shares_memory(copied(picture), picture) and not np.shares_memory(copied({"o": [picture]})["o"][0], picture)
