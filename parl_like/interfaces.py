@@ -7,7 +7,7 @@ to a port what only the process of the real object knows; a stand-in in another 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     import numpy as np
@@ -17,6 +17,12 @@ if TYPE_CHECKING:
 
 Mode = Literal["collect", "update", "test"]
 """Why a prediction is asked for: by a robot's own agents, by another task's update, or by an evaluation."""
+UsersAgent: TypeAlias = Any
+"""The agent of a method that users override. They declare `Agent`, a class of their own, or `AgentPort`, and mypy holds their
+code to that; a parameter may not be narrower than that of the method that it overrides, so the latter says nothing."""
+UsersRobot: TypeAlias = Any
+"""The robot of such a method: `Robot`, or `RunPort`."""
+
 AgentIn = TypeVar("AgentIn", contravariant=True)
 """An agent that a driver runs: `parl_like.agents.agent.Agent`."""
 QueueIn = TypeVar("QueueIn", contravariant=True)

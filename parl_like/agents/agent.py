@@ -49,7 +49,7 @@ class Agent(Guarded):
     n_envs = 1
     first_env = 0
     vector = False
-    env: Any = None
+    env: EnvFace = None  # type: ignore[assignment]  # a robot without environments has none, and only learns
 
     def __init__(self, *, on_bad_value: Literal["raise", "drop", "replace"] | None = None) -> None:
         if on_bad_value is not None:

@@ -20,7 +20,7 @@ from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.extra_fields import Wanted, info_specs, read
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.data.transforms import Transform, Transforms
-from parl_like.interfaces import ActingAgent
+from parl_like.interfaces import ActingAgent, UsersAgent
 from parl_like.learning.algorithm import Window
 from parl_like.learning.explorers import Explorer
 from parl_like.learning.fixed_settings import Alias, fixed
@@ -175,7 +175,7 @@ class AgentHelper(Guarded):
         """Return whether parameters may change between an action and its update, and this schedule cares."""
         return False
 
-    def pre_episode(self, agent: ActingAgent) -> None:
+    def pre_episode(self, agent: UsersAgent) -> None:
         """Stage PRE_EPISODE: memory from zero, the explorer's anew; of a vector environment those of its `env_index`."""
         lane = agent.env.env_index if agent.vector else 0
         self.writer.begin(lane)

@@ -290,6 +290,7 @@ class VectorAgent(Agent):
     """
 
     vector = True
+    env: VectorFace
 
     def __init__(self, n_envs: int = 8) -> None:
         super().__init__()

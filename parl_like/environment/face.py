@@ -23,7 +23,7 @@ from parl_like.tasks.no_progress import Resets
 from parl_like.values.batch import Batch
 from parl_like.values.copying import copied
 from parl_like.values.errors import AgentFailed, Interrupted, Stopped, TaskFailed
-from parl_like.values.spec import Array, SpecError
+from parl_like.values.spec import SpecError
 
 log = logging.getLogger(__name__)
 
@@ -114,7 +114,7 @@ class EnvFace:
             for call in map(self._agent.pool.in_turn, overridden(hooks, "pre_episode")):
                 call(self._agent)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[object, dict[str, object]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, or goes on with the one that was `carried` over a checkpoint, where neither seed nor options are
         given. The first reset after a start or an interruption is seeded from the agent's generator,
         later ones are not seeded, unless a helper says so."""
@@ -265,7 +265,7 @@ class EnvFace:
         way_out = OLD_GYM if old_style else ""
         return AgentFailed(f"{self._agent}: its {self._name}{doing}: {type(error).__name__}: {error}{way_out}")
 
-    def step(self, act: Any) -> tuple[object, float | Array, bool, bool, dict[str, Any]]:
+    def step(self, act: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Takes one action."""
         agent = self._agent
         if agent.signal is not None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.interfaces import AgentPort, RunPort
+from parl_like.interfaces import AgentPort, RunPort, UsersAgent, UsersRobot
 from parl_like.values.errors import nearest
 from parl_like.values.spec import leaves
 
@@ -41,20 +41,20 @@ class Hook:
     each environment, whose number is `agent.env.env_index`.
     """
 
-    def pre_experiment(self, robot: RunPort) -> None: ...
+    def pre_experiment(self, robot: UsersRobot) -> None: ...
 
-    def pre_episode(self, agent: AgentPort) -> None: ...
+    def pre_episode(self, agent: UsersAgent) -> None: ...
 
-    def pre_act(self, agent: AgentPort, act: Any) -> None:
+    def pre_act(self, agent: UsersAgent, act: Any) -> None:
         """`act` is about to be taken."""
 
-    def post_act(self, agent: AgentPort) -> None:
+    def post_act(self, agent: UsersAgent) -> None:
         """`agent.env.last` is (observation, action, reward, terminated, truncated, info) of the step."""
 
-    def post_episode(self, agent: AgentPort, interrupted: bool) -> None:
+    def post_episode(self, agent: UsersAgent, interrupted: bool) -> None:
         """`agent.env.episode_return` and `.episode_length` are the episode's; `interrupted`: it was cut before its end."""
 
-    def post_experiment(self, robot: RunPort) -> None: ...
+    def post_experiment(self, robot: UsersRobot) -> None: ...
 
     def __add__(self, other: Hook | list[Hook]) -> list[Hook]:
         """`a + b + c` is the list of the three, in this order."""

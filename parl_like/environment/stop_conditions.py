@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.interfaces import RunPort
+from parl_like.interfaces import RunPort, UsersRobot
 from parl_like.values.user_calls import Guarded
 
 
@@ -20,13 +20,13 @@ class StopCondition(Guarded):
     threads ask one at a time.
     """
 
-    def __call__(self, robot: RunPort) -> bool:
+    def __call__(self, robot: UsersRobot) -> bool:
         raise TypeError(f"{type(self).__name__} has no __call__(robot) -> bool")
 
-    def begin(self, robot: RunPort) -> None:
+    def begin(self, robot: UsersRobot) -> None:
         """Called when a run starts: conditions count from here."""
 
-    def after_iteration(self, robot: RunPort) -> bool:
+    def after_iteration(self, robot: UsersRobot) -> bool:
         """The same question between two iterations, where no act is under way."""
         return False
 

@@ -1,0 +1,107 @@
+"""What mypy says of users' code that is written against the library, in strict mode."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("mypy")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+ACCEPTED = '''
+from parl_like import Agent, AgentHelper, Hook, Robot, StopCondition
+from parl_like.environment.face import EnvFace
+from parl_like.environment.hooks import EveryNSteps
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.interfaces import AgentPort, RunPort
+from parl_like.run.lifecycle import Lifecycle
+from parl_like.tasks.task import ComputationTask
+from typing_extensions import assert_type
+
+
+class Colourful(Agent):
+    colour = "red"
+
+    def run_one_episode(self) -> None:
+        assert_type(self.env, EnvFace)
+        obs, info = self.env.reset()
+        total, done = 0.0, bool(info.get("over"))
+        while not done and obs[0] < 3:
+            obs, rew, terminated, truncated, info = self.env.step(self.helpers["RL"].predict(obs))
+            total, done = total + rew, terminated or truncated
+        print(self.robot.env_steps, self.env.unwrapped)
+
+
+class WithClasses(Hook):
+    def pre_experiment(self, robot: Robot) -> None:
+        print(robot.buffers)
+
+    def post_act(self, agent: Colourful) -> None:
+        print(agent.colour)
+
+    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+        print(agent.steps, interrupted)
+
+
+class WithPorts(Hook):
+    def pre_experiment(self, robot: RunPort) -> None:
+        print(robot.env_steps)
+
+    def post_episode(self, agent: AgentPort, interrupted: bool) -> None:
+        print(agent.env.episode_return)
+
+
+class Full(StopCondition):
+    def __call__(self, robot: Robot) -> bool:
+        return any(len(buffer) > 100 for buffer in robot.buffers.values())
+
+
+class Helper(AgentHelper):
+    def pre_episode(self, agent: Agent) -> None:
+        super().pre_episode(agent)
+
+
+def play(robot: Robot) -> None:
+    robot.run(Full() | StopAfterSteps(3), [WithClasses(), WithPorts(), EveryNSteps(10, print)])
+    assert_type(robot.pool.lifecycle, Lifecycle)
+    assert_type(robot.agents, list[Agent])
+    assert_type(robot.tasks, dict[str, ComputationTask])
+'''
+
+REFUSED = '''
+from parl_like import Agent, Hook, Robot
+
+
+class Wrong(Hook):
+    def post_episode(self, agent: Agent, interrupted: bool) -> None:
+        print(agent.stepps)
+
+    def pre_experiment(self, robot: Robot) -> None:
+        robot.runn()
+
+
+class Misses(Hook):
+    def post_episode(self, agent: Agent) -> None: ...
+'''
+
+
+def said_of(folder, code):
+    """Return what mypy says; the library's own types come from the cache of `make check`, where there is one."""
+    file = folder / "users.py"
+    file.write_text(code, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", str(file)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return [line for line in done.stdout.splitlines() if ": error:" in line]
+
+
+def test_agents_and_robots_may_be_declared_as_classes_or_as_ports(tmp_path):
+    assert said_of(tmp_path, ACCEPTED) == []
+
+
+def test_what_users_declare_is_held_against_their_code(tmp_path):
+    said = said_of(tmp_path, REFUSED)
+    assert [line.partition(": error: ")[2].partition("  [")[0].split(";")[0] for line in said] == [
+        '"Agent" has no attribute "stepps"', '"Robot" has no attribute "runn"',
+        'Signature of "post_episode" incompatible with supertype "parl_like.environment.hooks.Hook"'], said
