@@ -97,7 +97,7 @@ class TaskPort(Protocol):
     Attributes:
         output_shapes: Output of `predict` → its shape for one row. policy_specs: The outputs that helpers store.
         version: Updates that changed its parameters. learns: Updates given.
-        places: Which rows of what it remembers belong to which agent, `Places`.
+        row_slots: Which rows of what it remembers belong to which agent, `RowSlots`.
     """
 
     name: str
@@ -111,7 +111,7 @@ class TaskPort(Protocol):
     policy_specs: tuple[Spec, ...]
     version: int
     learns: int
-    places: Any
+    row_slots: Any
 
     @property
     def algorithm(self) -> AlgorithmPort: ...
@@ -280,17 +280,17 @@ class ActingAgent(AgentPort, Protocol):
 
     first_env: int
     learned_at: int
-    paced: LearnerProgress | None
+    last_progress: LearnerProgress | None
     rng: np.random.Generator
     on_bad_value: Literal["raise", "drop", "replace"]
     fault: Any
-    told: set[str]
+    process_changes: set[str]
     owners: dict[str, Any]
 
     def obey(self) -> None:
         """End the running episode, or wait, as the signal says."""
 
-    def pace(self) -> LearnerProgress: ...
+    def count_progress(self) -> LearnerProgress: ...
 
     def progress(self) -> LearnerProgress: ...
 
@@ -358,11 +358,11 @@ class PoolPort(RunPort, Protocol):
     Attributes:
         should_stop: Asked after every act with the robot; None: nothing ends this run.
         remote: Whether the tasks are in another process.
-        told: What of the process environments have changed, and a warning has said so. idlers: Who asks and never steps.
+        warned: What of the process environments have changed, and a warning has said so. idlers: Who asks and never steps.
     """
 
     should_stop: Callable[[Any], bool] | None
-    told: set[str]
+    warned: set[str]
     idlers: list[Any]
     remote: bool
 

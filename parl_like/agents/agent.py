@@ -35,7 +35,7 @@ class Agent(Guarded):
         steps: Actions taken. The environment's own steps, of which an action may take several
             (`parl_like.envs.wrappers.ActionRepeat`), are `env.time_steps`.
         learned_at: What `steps` was at its last update.
-        paced: What `pace` gave between two of its steps, for who asks from another thread; None: nobody does.
+        last_progress: What `count_progress` gave between two of its steps, for who asks from another thread; None: nobody does.
         on_bad_value: What becomes of an observation or reward that is not finite, outside of the declared bounds, or of another
             shape or dtype. 'raise': whoever takes it refuses what it cannot use (NaN, shape, dtype, an integer outside), and the
             run ends. 'drop': the episode ends before that step, like an interrupted one, and another begins, newly seeded.
@@ -68,14 +68,14 @@ class Agent(Guarded):
         self._label = f"{label} {index}"
         self.helpers = Helpers(self._label)
         self.steps = self.bad_values = self.learned_at = 0
-        self.paced: LearnerProgress | None = None
+        self.last_progress: LearnerProgress | None = None
         self.needs_seed = True  # the next reset is seeded
         self.signal: str | None = None
         self.quota_steps: int | None = None
         self.quota_episodes: int | None = None
         self.learns = False
         self.fault: SpecError | None = None  # why an episode was dropped last
-        self.told: set[str] = set()  # what of the process its environment has changed
+        self.process_changes: set[str] = set()  # what of the process its environment has changed
         self.needs: dict[str, int] = {}
         self.owners: dict[str, Owner] = {}  # of those rows
 
@@ -89,19 +89,19 @@ class Agent(Guarded):
         self.env = EnvFace(env, self)
 
     def claim(self, task: str, n: int) -> int:
-        """The first of `n` rows, of those that a task keeps for its agents (`Places`), that are this agent's until it claims anew
-        or closes its environment. For `join`: where agents are in workers, their rows are set aside before."""
+        """Return the first of `n` rows of those that a task keeps for its agents (`RowSlots`). They are this agent's until it
+        claims anew or closes its environment. For `join`: where agents are in workers, their rows are set aside before."""
         owner = self.owners[task] = Owner()  # the one before is gone, and its rows are free
         self.needs[task] = n
-        return int(self.pool.tasks[task].places.claim(owner, n))
+        return int(self.pool.tasks[task].row_slots.claim(owner, n))
 
-    def pace(self) -> LearnerProgress:
+    def count_progress(self) -> LearnerProgress:
         """Steps since its last update, and whether a schedule has one due: what updates of others ask (`Rounds`)."""
         return LearnerProgress(self.steps - self.learned_at, any(helper.due() for helper in self.helpers.values()))
 
     def progress(self) -> LearnerProgress:
-        """Return `pace`, for who asks from any thread."""
-        return self.paced or self.pace()
+        """Return `count_progress`, for who asks from any thread."""
+        return self.last_progress or self.count_progress()
 
     def count_bad(self, text: str) -> None:
         """Counts a value that was dropped or replaced."""

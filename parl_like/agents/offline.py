@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from parl_like.agents.off_policy import OffPolicyHelper
-from parl_like.agents.row_format import MARKS
+from parl_like.agents.row_format import ORIGIN_FIELDS
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.values.spec import Array, Spec
 
@@ -86,7 +86,7 @@ class OfflineHelper(OffPolicyHelper):
         """Checks the columns that are there."""
         for spec in specs:
             column = buffer.columns.get(spec.name)
-            if column is None and spec.name.split(".")[0] in ("obs", "act", "state", *MARKS):
+            if column is None and spec.name.split(".")[0] in ("obs", "act", "state", *ORIGIN_FIELDS):
                 raise spec.error("no such column", f"the data has {', '.join(buffer.columns) or 'no rows'}; record the field",
                                  True)
             if column is not None and (buffer.read_shape(spec.name) != spec.shape or column.dtype != spec.dtype):

@@ -67,9 +67,9 @@ class OnlineHelper(AgentHelper):
         self._plain, self._unmapped, self._noise = self.format.plain, self.writer.unmapped, self.acting.noise
         self._follows = type(task.algorithm).follow is not Algorithm.follow
         self._dtype = model.act_space.dtype if isinstance(model.act_space, gym.spaces.Box) else None
-        self._marked = bool(self.writer.marks.names)  # which a learner of numbers is not told
+        self._with_origins = bool(self.writer.origins.names)  # which a learner of numbers is not told
         self._updates = RowUpdates(task)
-        self._learner = task.algorithm.row_learner() if self._n and self._unmapped and not self._marked else None
+        self._learner = task.algorithm.row_learner() if self._n and self._unmapped and not self._with_origins else None
         self._actor = self._learner if type(self.explorer) is EpsilonGreedy else None  # which acts as this explorer does
         self._result: Any = {}  # of the newest update
         self._looks_ahead = "next_act" in self.window.fields
@@ -135,25 +135,25 @@ class OnlineHelper(AgentHelper):
             raise SpecError(f"{self.where}, field 'rew': expected a finite number, got {rew!r}; mend the environment, or drop "
                             "such steps with Agent(on_bad_value='drop')")
         self.acting.steps += 1
-        marks = self._next_marks(terminated or truncated) if self._marked else ()
+        origins = self._next_origins(terminated or truncated) if self._with_origins else ()
         if self._trains and not self.acting.collecting:
             if not self._unmapped:
                 act = self.writer.policy_units(act)[0]
             if self._looks_ahead:
-                self._look_ahead(obs, act, rew, obs_next, terminated, truncated, *marks)
+                self._look_ahead(obs, act, rew, obs_next, terminated, truncated, *origins)
             else:
-                self._learn_row(None, obs, act, rew, obs_next, terminated, truncated, *marks)
+                self._learn_row(None, obs, act, rew, obs_next, terminated, truncated, *origins)
         if not self.acting.steps % TURN:
             self.context.comm.wrapper.trainings.last_result = self._results()
             self.context.agent.pool.driver.rest(self.context.agent)
 
-    def _next_marks(self, ends: Any) -> tuple[Any, ...]:
+    def _next_origins(self, ends: Any) -> tuple[Any, ...]:
         """Return where the row that is stored now stands in its lane."""
-        marks = self.writer.marks.values(0)
-        self.writer.marks.stored(0, np.bool_(ends))
-        return marks
+        origins = self.writer.origins.values(0)
+        self.writer.origins.stored(0, np.bool_(ends))
+        return origins
 
-    def _look_ahead(self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, *marks: Any) -> None:
+    def _look_ahead(self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, *origins: Any) -> None:
         """Learns from the row before this one, whose next action is this one's; and from this one if nothing follows."""
         if self._open is not None:
             row, expected = self._open
@@ -162,7 +162,7 @@ class OnlineHelper(AgentHelper):
                 self._learn_row(act, *row)
             else:
                 self._settle()
-        row = obs, act, rew, obs_next, terminated, truncated, *marks
+        row = obs, act, rew, obs_next, terminated, truncated, *origins
         if terminated:
             self._learn_row(None, *row)
         else:
@@ -178,7 +178,7 @@ class OnlineHelper(AgentHelper):
             self._learn_row(act if self._unmapped else self.writer.policy_units(act)[0], *row)
 
     def _learn_row(self, next_act: Any, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any,
-                   *marks: Any) -> None:
+                   *origins: Any) -> None:
         if self._follows:
             self.context.task.follow(self.context.agent.pool.statistics.env_steps)
         if self._learner is not None:
@@ -191,8 +191,8 @@ class OnlineHelper(AgentHelper):
         fields = self._fields
         fields["obs"], fields["act"], fields["rew"], fields["obs_next"] = obs, act, rew, obs_next
         fields["terminated"], fields["truncated"] = terminated, truncated
-        if marks:
-            fields.update(zip(self.writer.marks.names, marks, strict=True))
+        if origins:
+            fields.update(zip(self.writer.origins.names, origins, strict=True))
         if self._looks_ahead:
             fields["next_act"], fields["has_next"] = act if next_act is None else next_act, next_act is not None
         self._result = self._updates.learn(self._row)

@@ -20,15 +20,17 @@ DURATION = Spec("duration", (), np.dtype(np.int64), 1)
 PARAM_VERSION = Spec("param_version", (), np.dtype(np.int64))
 """Column of rows in worker processes: `ComputationTask.version` of the parameters that the action was predicted with."""
 
-MARKS = {name: Spec(name, (), np.dtype(kind)) for name, kind in (("first", bool), ("lane", np.int64), ("episode", np.int64))}
+ORIGIN_FIELDS = {
+    name: Spec(name, (), np.dtype(kind)) for name, kind in (("first", bool), ("lane", np.int64), ("episode", np.int64))
+}
 """Columns that algorithms may ask for (`Window.fields`)."""
 
 
-class Marks:
-    """The places of the rows of a helper's lanes.
+class RowOrigins:
+    """The origin of the next row in each of a helper's lanes.
 
     Args:
-        names: Those of `MARKS` that are stored, in the order of `values`.
+        names: Those of `ORIGIN_FIELDS` that are stored, in the order of `values`.
         lanes: Numbers of the environments.
 
     Attributes:
@@ -130,12 +132,12 @@ class RowFormat:
             elif isinstance(part, (Mapping, list)):
                 self.check_choices(part, specs)
 
-    def columns(self, policy: bool, version: bool, marks: Sequence[str], extras: Sequence[Spec]) -> list[Spec]:
+    def columns(self, policy: bool, version: bool, origins: Sequence[str], extras: Sequence[Spec]) -> list[Spec]:
         """Everything that a row has, in the order in which a helper stores it.
 
         Args:
             policy, version: Whether the action's log-probability, and the version of the parameters, are stored.
-            marks: Which of `MARKS` are.
+            origins: Which of `ORIGIN_FIELDS` are.
         """
         # Of several kinds of reward an environment may say how many (`reward_space`); the algorithm combines them.
         specs = [Spec(n, s.shape, s.dtype) for n, s in self.raw.items()]  # without bounds: those were checked when predict asked
@@ -145,4 +147,4 @@ class RowFormat:
         specs += [Spec("obs_next" + n[3:], s.shape, s.dtype) for n, s in self.raw.items()]
         specs += self.state.values()
         specs += [Spec("policy.log_prob", (), np.dtype(np.float32))] * policy
-        return [*specs, *[PARAM_VERSION] * version, *[MARKS[name] for name in marks], *extras]
+        return [*specs, *[PARAM_VERSION] * version, *[ORIGIN_FIELDS[name] for name in origins], *extras]

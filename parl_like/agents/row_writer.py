@@ -11,7 +11,7 @@ from parl_like.agents.acting import Acting
 from parl_like.agents.helper_checks import ORDER, check_places, check_reward
 from parl_like.agents.helper_context import HelperContext
 from parl_like.agents.row_counts import OnePlayer
-from parl_like.agents.row_format import MARKS, Marks
+from parl_like.agents.row_format import ORIGIN_FIELDS, RowOrigins
 from parl_like.data.buffers.fields import is_part
 from parl_like.data.extra_fields import KeptColumns
 from parl_like.data.transforms import Source
@@ -30,7 +30,7 @@ class RowWriter:
 
     Attributes:
         format: Of the rows. policy: See above.
-        marks: Where the rows of the lanes stand.
+        origins: Where the rows of the lanes stand.
         unmapped: Whether the environment takes the policy's actions as they are.
     """
 
@@ -45,14 +45,14 @@ class RowWriter:
         self._player = OnePlayer(context.where) if along and not agent.vector else None
         self._versioned = agent.pool.remote  # the parameters that act there may not be those that learn
         numbers = range(agent.first_env, agent.first_env + len(lanes))  # `lanes` of workers begin at 0 in each
-        self.marks = Marks([name for name in window.fields if name in MARKS], numbers)
+        self.origins = RowOrigins([name for name in window.fields if name in ORIGIN_FIELDS], numbers)
         outputs = context.task.policy_specs if buffer is not None and (policy or not required) else ()
         self._kept = KeptColumns(context.where, outputs, store_info, len(lanes) if agent.vector else 0)
-        self._has_more = bool(self.format.state or policy or self._versioned or self.marks.names or extras or self._kept.specs)
+        self._has_more = bool(self.format.state or policy or self._versioned or self.origins.names or extras or self._kept.specs)
 
     def columns(self) -> list[Spec]:
         """Return the columns of a row, in the order in which `store` writes them."""
-        made = self.format.columns(self.policy, self._versioned, self.marks.names, (*self._kept.specs, *self._extras))
+        made = self.format.columns(self.policy, self._versioned, self.origins.names, (*self._kept.specs, *self._extras))
         return [spec.owned_by(f"task {self.context.name!r}") for spec in made]
 
     # ---------------------------------------------------------------------------------------------------------- storing
@@ -93,8 +93,8 @@ class RowWriter:
                     if ended:
                         player.begin()
                 buffer.push(self.context.lanes.start, values)
-            if self.marks.names:
-                self.marks.stored((slice(None) if mask is None else mask) if self._vector else 0,
+            if self.origins.names:
+                self.origins.stored((slice(None) if mask is None else mask) if self._vector else 0,
                                   ends if self._vector else np.bool_(ended))
         except ValueError as error:
             raise type(error)(f"{self.context.agent}: {error}{ORDER}") from None
@@ -112,7 +112,7 @@ class RowWriter:
         return self.context.codec.to_policy(act)
 
     def _more(self, act: Any, extra: Mapping[str, Any], info: Any, terminated: Any, truncated: Any) -> tuple[Any, ...]:
-        """Memory before the action, its log-probability, the version of the parameters, the marks, what else is kept, and the
+        """Memory before the action, its log-probability, the version of the parameters, the origins, what else is kept, and the
         extras: the columns after `obs_next`."""
         values: tuple[Any, ...] = self.acting.stored_state
         if self.policy:
@@ -120,7 +120,7 @@ class RowWriter:
         if self._versioned:
             version = self.acting.version
             values += (version if not self._vector else np.full(len(self._lane_numbers), version),)
-        values += self.marks.values(slice(None) if self._vector else 0)
+        values += self.origins.values(slice(None) if self._vector else 0)
         if self._kept.specs:
             values += self._kept.values(act, self.acting.last, info, np.logical_or(terminated, truncated))
         if extra.keys() != {s.name for s in self._extras}:
@@ -146,13 +146,13 @@ class RowWriter:
         """Begin an episode in this environment."""
         if self._player is not None:
             self._player.begin()
-        self.marks.end(lane)
+        self.origins.end(lane)
 
     def cut(self, rows: Array | None) -> None:
         """End the open episodes of these environments, or of all: see `AgentHelper.interrupt`."""
         if self._player is not None:
             self._player.begin()
-        self.marks.end(slice(None) if rows is None else rows)
+        self.origins.end(slice(None) if rows is None else rows)
         if self.context.buffer is not None:
             for lane in self.context.lanes if rows is None else self._lane_numbers[rows].tolist():
                 self.context.buffer.truncate_open(lane)
@@ -179,9 +179,9 @@ class RowWriter:
 
     def state_dict(self) -> dict[str, Any]:
         """Return where the rows of the lanes stand, where the algorithm asks for it."""
-        return {"first": self.marks.first.copy(), "episode": self.marks.episode.copy()} if self.marks.names else {}
+        return {"first": self.origins.first.copy(), "episode": self.origins.episode.copy()} if self.origins.names else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave, which may stand among other keys."""
-        if self.marks.names and "first" in state:
-            self.marks.first, self.marks.episode = state["first"].copy(), state["episode"].copy()
+        if self.origins.names and "first" in state:
+            self.origins.first, self.origins.episode = state["first"].copy(), state["episode"].copy()

@@ -140,8 +140,8 @@ class VectorFace(EnvFace):
         agent = self._agent
         if agent.signal is not None:
             agent.obey()
-        if agent.paced is not None:
-            agent.paced = agent.pace()
+        if agent.last_progress is not None:
+            agent.last_progress = agent.count_progress()
         if self._over:
             raise AgentFailed(f"{agent}: step() before reset(); call reset() first")
         self._check_actions(act)

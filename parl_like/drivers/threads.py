@@ -231,7 +231,7 @@ class ThreadsDriver(Driver):
     def _tell(self, agent: ActingAgent) -> None:
         """Say that an agent waits: updates see it as it is now, until it says more itself, between its steps. In the middle of
         one the step may have been counted and the row not, or the row and not the update."""
-        agent.paced = agent.pace() if self.sync else None
+        agent.last_progress = agent.count_progress() if self.sync else None
 
     def _look(self) -> None:
         """Wakes whoever has something to do, after what may have closed or opened a batch. The caller holds the lock."""

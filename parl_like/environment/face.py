@@ -159,7 +159,7 @@ class EnvFace:
         before."""
         if self._lacks:
             options = self._without(options)
-        if self._known and not self._agent.told:
+        if self._known and not self._agent.process_changes:
             return self._env.reset(**options)
         with watched(self._agent, "reset", not self._known):
             self._known = True
@@ -171,8 +171,8 @@ class EnvFace:
         seed = options.get("seed") if "seed" in self._lacks else None
         if seed is not None and callable(tell := getattr(self._env, "seed", None)):
             tell(seed)
-        elif seed is not None and "seed" not in self._agent.pool.told:
-            self._agent.pool.told.add("seed")
+        elif seed is not None and "seed" not in self._agent.pool.warned:
+            self._agent.pool.warned.add("seed")
             warnings.warn(f"{self._agent}: reset of {self.unwrapped!r} takes no seed, so no run in it can be repeated; write "
                           "reset(self, *, seed=None, options=None), and call super().reset(seed=seed)", RuntimeWarning,
                           stacklevel=4)
@@ -271,8 +271,8 @@ class EnvFace:
         if agent.signal is not None:
             agent.obey()
         env_step, n, start, accepts, pre_act, post_act, keeps = self._for_step  # after a wait perhaps those of another run
-        if agent.paced is not None:
-            agent.paced = agent.pace()
+        if agent.last_progress is not None:
+            agent.last_progress = agent.count_progress()
         if not (act.__class__ is int and 0 <= act - start < n):
             self._check_action(act)
         if self._over:

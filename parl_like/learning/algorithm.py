@@ -168,7 +168,7 @@ class Algorithm(Guarded):
         own_settings: Names of attributes that a user's class has for itself, though a constructor of ours has such an argument:
             they are assigned as ever.
         transient: Names of attributes that a checkpoint leaves out: caches, and what belongs to this process.
-        remembers: Names of attributes with rows that it keeps for its agents between their requests (`Places`). A checkpoint
+        remembers: Names of attributes with rows that it keeps for its agents between their requests (`RowSlots`). A checkpoint
             leaves them out, for episodes begin anew there; copies that predict in its place have them in common.
         always_test: Names of `networks` that are in test mode in updates, too: copies that follow another network.
         adam_eps: ε of Adam, where no loss brings another optimiser.

@@ -36,7 +36,7 @@ class AgentPool(Counted):
         hooks: Who hears of what they do.
         maker: Makes them.
         lifecycle: When they begin, wait and end.
-        told: What environments changed, and a warning has said so.
+        warned: What environments changed, and a warning has said so.
         idlers: Agents that ask and never step, and a warning has said so.
         should_stop: The stop condition of the run, asked after every act.
         stop_requested: True while the run is about to end.
@@ -51,7 +51,7 @@ class AgentPool(Counted):
         self.options = options
         self.agents: list[Agent] = []
         self.statistics = Statistics() if statistics is None else statistics
-        self.told: set[str] = set() if options.told is None else options.told
+        self.warned: set[str] = set() if options.warned is None else options.warned
         self.idlers: list[Agent] = []
         self.should_stop: Callable[[Any], bool] | None = None
         self.stop_requested = self.borrowed = False

@@ -163,7 +163,7 @@ def evaluators(robot: RobotPort, n: int, seed: int | None, source: Any, stop: St
     root = np.random.SeedSequence(entropy=root.entropy, spawn_key=root.spawn_key)
     given = robot.pool.options
     pool = AgentPool(PoolOptions(robot.tasks, source, given.agent, root, mode="test", label="evaluator",
-                                 transforms=robot.transforms, told=robot.pool.told))
+                                 transforms=robot.transforms, warned=robot.pool.warned))
     pool.borrowed = is_made(source)
     pool.fill(1 if pool.borrowed else n)
     robot.notes += [note for note in (f"evaluation: {text}" for text in pool.maker.notes if text not in robot.notes)

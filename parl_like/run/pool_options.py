@@ -48,7 +48,7 @@ class PoolOptions:
         mode: 'collect', or 'test' of an evaluation.
         label: What agents are called, with their numbers.
         transforms: Task → those of another pool; None: the helpers' own.
-        told: Names of what environments changed that a warning has told of already, shared with another pool.
+        warned: Names of what environments changed that a warning has told of already, shared with another pool.
         trace: A digest of what happens to every agent; None: nobody asked for one.
     """
 
@@ -61,7 +61,7 @@ class PoolOptions:
     mode: Mode = "collect"
     label: str = "agent"
     transforms: Mapping[str, Transforms] | None = None
-    told: set[str] | None = None
+    warned: set[str] | None = None
     trace: TraceHash | None = None
 
     @property

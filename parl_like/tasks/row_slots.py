@@ -1,4 +1,4 @@
-"""Places: which rows of what a task remembers belong to which of its agents."""
+"""RowSlots: which rows of what a task remembers belong to which of its agents."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import weakref
 from typing import Any
 
 
-class Places:
+class RowSlots:
     """The books of rows that a task's algorithm keeps for its agents between their requests, such as the hidden states of a
     world model. Agents claim rows (`Agent.claim`), and their requests name them by number; the algorithm makes room for them.
 

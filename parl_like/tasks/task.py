@@ -27,7 +27,7 @@ from parl_like.tasks.algorithm_runner import AlgorithmRunner, UpdateMode
 from parl_like.tasks.asked_tasks import AskedTasks
 from parl_like.tasks.batch_rule import BatchRule
 from parl_like.tasks.learning_counts import LearningCounts
-from parl_like.tasks.row_slots import Places
+from parl_like.tasks.row_slots import RowSlots
 from parl_like.tasks.task_options import TaskOptions, device_of
 from parl_like.values.errors import Diverged, unknown
 from parl_like.values.parts import part
@@ -69,7 +69,7 @@ class ComputationTask:
             steps that were left out so far, and `skips`, updates in a row, up to now, in which all were.
         acting: Copies of the networks for predictions while learning runs beside them; None: predictions use the networks that
             learn.
-        places: Which rows of what it remembers belong to which agent.
+        row_slots: Which rows of what it remembers belong to which agent.
         output_shapes: Of one row of each output of `predict`. policy_specs: those of `policy`, which helpers store.
     """
 
@@ -105,7 +105,7 @@ class ComputationTask:
         if serve == "replica" and isinstance(algorithm, Algorithm):
             raise TypeError("ComputationTask: serve='replica' needs a function that builds the algorithm, such as "
                             f"create_algorithm_func(...): every worker builds its own; got {type(algorithm).__name__}")
-        self.learned, self.counts, self.places = LearnedParameters(self.owner), LearningCounts(), Places()
+        self.learned, self.counts, self.row_slots = LearnedParameters(self.owner), LearningCounts(), RowSlots()
         self.acting: ActingCopies | None = None
         self.asked: AskedTasks | None = None
         self.output_shapes: dict[str, tuple[int, ...]] = {}

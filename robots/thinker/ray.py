@@ -27,7 +27,7 @@ from parl_like.drivers.ray.tasks import UPDATES, Here, RayTask, TaskActor, resul
 from parl_like.lab.config import resolve
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.robots.thinker.config import CLUSTER, ThinkerOptions, layer, published
-from parl_like.tasks.row_slots import Owner, Places
+from parl_like.tasks.row_slots import Owner, RowSlots
 from parl_like.tasks.task import ComputationTask
 
 OWN = {"ckp", "savedir", "xpid", "preload", "parallel", "name", "env_n", "profile", "buffer_traj_len", *CLUSTER}
@@ -60,8 +60,8 @@ class ModelActor(TaskActor):
         del self.owners[rank]
 
     def claim(self, rank: int, n: int) -> int:
-        """See `Places.claim`; the rows are the client's until it leaves."""
-        return self.task.places.claim(self.owners[rank], n)
+        """See `RowSlots.claim`; the rows are the client's until it leaves."""
+        return self.task.row_slots.claim(self.owners[rank], n)
 
     def serve(self, rank: int, steps: int, method: str, arguments: tuple[Any, ...],
               options: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -83,7 +83,7 @@ class ModelActor(TaskActor):
         return {**super().facts(), "real_steps": self.real_steps, "clients": len(self.steps)}
 
 
-class _SharedPlaces(Places):
+class _SharedRowSlots(RowSlots):
     """Rows of the shared model, which its actor gives out."""
 
     def __init__(self, ask: Callable[[int], int]) -> None:
@@ -100,7 +100,7 @@ class SharedTask(RayTask):
     def __init__(self, task: ComputationTask, actor: Any, rank: int) -> None:
         super().__init__(task, actor)
         self.rank, self.others, self.clients = rank, 0, 1
-        self.places = _SharedPlaces(self._claim_rows)
+        self.row_slots = _SharedRowSlots(self._claim_rows)
 
     def _claim_rows(self, n: int) -> int:
         return int(self._get(self._actor.claim.remote(self.rank, n)))

@@ -84,7 +84,7 @@ def keeping(n_agents=5, driver=TWO, agent=Keeper, **options):
 
 def taken(robot):
     """Where what is claimed lies: first row and number of rows."""
-    return sorted(claim[:2] for claim in robot.tasks["notes"].places._claims if claim[2]() is not None)
+    return sorted(claim[:2] for claim in robot.tasks["notes"].row_slots._claims if claim[2]() is not None)
 
 
 @pytest.mark.parametrize("serve", ["central", "replica"])
@@ -99,13 +99,14 @@ def test_a_workers_rows_are_free_when_nothing_of_it_waits_any_more():
     """Late requests of a dead worker write into rows that nobody has; its successors get them when they have been served."""
     with keeping(n_agents=4) as robot:
         driver, queue = robot.pool.driver, robot.wrappers["notes"].predictions
-        places, lost, serve, waited, deaths = robot.tasks["notes"].places, driver._lost, driver._serve, [], [200, 400, 600, 800]
+        row_slots, waited, deaths = robot.tasks["notes"].row_slots, [], [200, 400, 600, 800]
+        lost, serve = driver._lost, driver._serve
 
         def loses(worker, why=""):
             lost(worker, why)
             late = [batch.block.arrays["obs"][t.start, 0] for batch in queue.batches for t in batch.tickets if t.abandoned]
             waited.extend(late)
-            (first, n), = [claim[:2] for claim in places._claims if claim[2]() is worker.owner]
+            (first, n), = [claim[:2] for claim in row_slots._claims if claim[2]() is worker.owner]
             assert not any(first <= row < first + n for row in late)
 
         def serves(queue):

@@ -327,7 +327,7 @@ def test_an_evaluation_says_nothing_to_learning():
             sizes = []
             for _ in range(3):
                 robot.evaluate(2, n_agents=2)
-                sizes.append(task.places.claim(robot, 1))  # the first free place
+                sizes.append(task.row_slots.claim(robot, 1))  # the first free place
         finally:
             gc.enable()
         assert task.algorithm.real_steps == real_steps

@@ -120,7 +120,7 @@ def test_rays_actors_do_what_worker_processes_do(serve):
 
 def test_a_worker_that_is_killed_is_replaced_and_leaves_no_nodes_behind():
     with robot(serve="central", workers=Workers(count=2)) as made:
-        driver, places, killed = made.pool.driver, made.tasks["model"].places, []
+        driver, places, killed = made.pool.driver, made.tasks["model"].row_slots, []
 
         def kills(robot):
             if len(killed) < 2 and robot.env_steps > 30 * (1 + len(killed)) and driver.restarts == len(killed):

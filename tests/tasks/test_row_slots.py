@@ -10,11 +10,11 @@ from gymnasium.spaces import Box, Discrete
 from parl_like import ComputationTask
 from parl_like.learning.algorithm import Algorithm
 from parl_like.learning.model import Model
-from parl_like.tasks.row_slots import Owner, Places
+from parl_like.tasks.row_slots import Owner, RowSlots
 
 
 def test_rows_are_claimed_in_the_first_gap_and_free_when_their_owner_is_gone():
-    places = Places()
+    places = RowSlots()
     a, b, c = Owner(), Owner(), Owner()
     assert [places.claim(a, 10), places.claim(b, 5), places.claim(c, 7)] == [0, 10, 15]
     del b
@@ -23,7 +23,7 @@ def test_rows_are_claimed_in_the_first_gap_and_free_when_their_owner_is_gone():
 
 
 def test_what_was_set_aside_is_divided_in_the_same_way_and_no_further():
-    places = pickle.loads(pickle.dumps(Places(100, 12)))
+    places = pickle.loads(pickle.dumps(RowSlots(100, 12)))
     a, b = Owner(), Owner()
     assert [places.claim(a, 6), places.claim(b, 6)] == [100, 106]
     with pytest.raises(ValueError, match="1 rows are wanted where 12 were set aside .* 12 of which are taken"):

@@ -35,7 +35,7 @@ from parl_like.run.agent_pool import AgentPool
 from parl_like.run.driver import CALLED_BY_AGENT, Pool
 from parl_like.tasks.queues import RequestQueue
 from parl_like.tasks.rounds import Learner, RoundDone, Serve, Wait
-from parl_like.tasks.row_slots import Owner, Places
+from parl_like.tasks.row_slots import Owner, RowSlots
 from parl_like.tasks.tickets import Ticket
 from parl_like.tasks.wrapper import ComputationWrapper
 from parl_like.values.errors import AgentFailed
@@ -116,7 +116,7 @@ class HostedDriver(WorkerStates):
             proxies[name] = proxy = copy.copy(proxy)
             proxy.version, proxy.learns = task.version, task.learns
             if proxy.source is None and (n := sum(agent.needs.get(name, 0) for agent in worker.agents)):
-                proxy.places = Places(task.places.claim(worker.owner, n), n)
+                proxy.row_slots = RowSlots(task.row_slots.claim(worker.owner, n), n)
         again = (worker.incarnation,) if worker.incarnation else ()  # the agents of a new worker do not repeat the old one's luck
         seeds = [(a.index, self._seeds[a.index].entropy, (*self._seeds[a.index].spawn_key, *again)) for a in worker.agents]
         return Recipe(

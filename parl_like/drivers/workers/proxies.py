@@ -12,7 +12,7 @@ from parl_like.agents.agent import Agent, Helpers
 from parl_like.interfaces import AgentPort, AlgorithmPort, EnvPort, TaskPort
 from parl_like.run.agent_pool import AgentPool
 from parl_like.tasks.acting_copies import ActingCopies
-from parl_like.tasks.row_slots import Places
+from parl_like.tasks.row_slots import RowSlots
 from parl_like.tasks.task import ComputationTask
 from parl_like.values.errors import WrongCaller
 
@@ -78,7 +78,7 @@ class TaskProxy(TaskPort):
         self._algorithm = AlgorithmProxy(task.algorithm)
         self.serve, self.sync_every, self.bisect = task.serve, task.sync_every, task.bisect
         self.source = task.source if task.serve == "replica" else None
-        self.places = Places(n=0)  # those of the worker's agents, among all that the task has
+        self.row_slots = RowSlots(n=0)  # those of the worker's agents, among all that the task has
 
     @property
     def algorithm(self) -> AlgorithmProxy:
