@@ -148,7 +148,7 @@ class _ByEpisode(Savable):
     def _staged(self, k: int) -> ReplayBuffer:
         """k lanes of one row, in which rows are checked and converted before anything changes here."""
         staged = ReplayBuffer(max(k, 1), max(k, 1), rew_dtype=self._kept.rew_dtype)
-        staged._use(self._specs)
+        staged.use_fields(self._specs)
         return staged
 
     def _write(self, lanes: Positions, staged: ReplayBuffer) -> tuple[Positions, Array, Positions, Positions]:
@@ -159,7 +159,7 @@ class _ByEpisode(Savable):
                 raise ValueError(f"{self!r}: the open episode of lane {lane} has {self._longest} rows, as many as it may; build "
                                  f"the buffer with a larger max_episode_length, or end the episode first: truncate_open({lane})")
             lengths[lane] = 0 if ends else lengths[lane] + 1
-        self._kept._use(staged.specs, staged._empty_keys)
+        self._kept.use_fields(staged.specs, staged.empty_keys)
         self._specs = staged.specs
         shape = next((spec.shape for spec in self.specs if spec.name == "rew"), ())
         returns, lengths = np.zeros((len(lanes), *shape)), np.zeros(len(lanes), np.int64)
@@ -182,7 +182,7 @@ class _ByEpisode(Savable):
     def _saved_open(self) -> dict[str, object]:
         """The open episodes, as a ReplayBuffer whose lanes they are would save them."""
         opened = ReplayBuffer(self.n_lanes * max(min(FEW, self._longest or FEW), *map(len, self._open)), self.n_lanes)
-        opened._use(self._specs, self._kept._empty_keys)
+        opened.use_fields(self._specs, self._kept.empty_keys)
         for lane, rows in enumerate(self._open):
             if rows:
                 opened.push_rows(np.full(len(rows), lane), tuple(_columns(rows, self._specs).values()))
@@ -285,7 +285,7 @@ class EpisodeBuffer(_ByEpisode, Buffer):
     def _packed(self, size: int, specs: Sequence[Spec]) -> ReplayBuffer:
         """The finished rows in new memory."""
         packed = ReplayBuffer(size, rew_dtype=self._kept.rew_dtype)
-        packed._use(specs, self._kept._empty_keys)
+        packed.use_fields(specs, self._kept.empty_keys)
         if len(self):
             old, rows = self._kept.columns, slice(self._first, self._first + len(self))
             packed.push_rows(np.zeros(len(self), np.int64), [old[spec.name][rows] for spec in specs])
@@ -351,7 +351,7 @@ class EpisodeBuffer(_ByEpisode, Buffer):
         flat["done"] = flat["terminated"] | flat["truncated"]
         for view in flat.values():
             view.flags.writeable = False
-        return self._kept._nest(flat)
+        return self._kept.nested(flat)
 
     @property
     def episodes(self) -> list[Batch]:
@@ -429,7 +429,7 @@ class EpisodeBuffer(_ByEpisode, Buffer):
         kept.load_state_dict(state["rows"])
         n, lengths = len(kept), [int(length) for length in state["lengths"]]
         ends = np.flatnonzero(kept.done[:n]) + 1 if kept.specs else np.zeros(0)
-        in_order = kept._ring.cursor[0] == n % kept.capacity  # it never went round
+        in_order = kept.next_position(0) == n % kept.capacity  # it never went round
         if sum(lengths) != n or not in_order or not np.array_equal(ends, np.cumsum(lengths, dtype=np.int64)):
             raise ValueError(f"{self!r}: the saved lengths of episodes make {sum(lengths)} rows, but {n} are there, or they end "
                              "elsewhere; the file is damaged")

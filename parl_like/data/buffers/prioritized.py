@@ -127,10 +127,10 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             self.max_priority = max(self.max_priority, highest)
         return stale
 
-    def _use(self, specs: Sequence[Spec], empty_keys: Sequence[str] = ()) -> None:
+    def use_fields(self, specs: Sequence[Spec], empty_keys: Sequence[str] = ()) -> None:
         if any(spec.name.partition(".")[0] == "weight" for spec in specs):
             raise ValueError(f"{self!r}: field 'weight' is made here when rows are read; store it by another name")
-        super()._use(specs, empty_keys)
+        super().use_fields(specs, empty_keys)
 
     def _set(self, positions: Any, weights: Any) -> None:
         """Sets weights; all of them, or none where one is refused."""

@@ -101,7 +101,7 @@ class Lanes(Buffer, Guarded):
         oldest = int(self._ring.cursor[lane]) - first if count == self.lane_size else 0
         return first + (oldest + np.arange(count)) % self.lane_size
 
-    def _rows(self) -> Positions:
+    def rows_in_order(self) -> Positions:
         """All rows, lane after lane in time order."""
         return np.concatenate([self.lane_positions(lane) for lane in range(self.n_lanes)])
 
@@ -109,10 +109,14 @@ class Lanes(Buffer, Guarded):
         """Positions that hold a row, in storage order."""
         return np.concatenate([lane * self.lane_size + np.arange(count) for lane, count in enumerate(self._ring.count.tolist())])
 
-    def _newest(self) -> Positions:
+    def newest(self) -> Positions:
         """Position of the newest row of every lane; meaningless for an empty lane."""
         first = np.arange(self.n_lanes) * self.lane_size
         return np.asarray(first + (self._ring.cursor - first - 1) % self.lane_size, np.int64)
+
+    def next_position(self, lane: int) -> int:
+        """Return where the next row of a lane goes."""
+        return int(self._ring.cursor[lane])
 
     def positions(self, index: object) -> Positions:
         """A checked index as positions: of any shape, () for an integer.
@@ -121,7 +125,7 @@ class Lanes(Buffer, Guarded):
             IndexError: a position that holds no row, or an index of another kind.
         """
         if isinstance(index, slice):
-            return self._rows()[index]
+            return self.rows_in_order()[index]
         array = np.asarray(index)
         if array.dtype == np.bool_:
             if array.shape != (self.capacity,):
@@ -179,7 +183,7 @@ class Lanes(Buffer, Guarded):
 
     def unfinished_index(self) -> Positions:
         """The newest row of every lane whose episode is not over."""
-        newest = self._newest()[self._ring.count > 0]
+        newest = self.newest()[self._ring.count > 0]
         return newest[~self._done(newest)] if len(newest) else newest
 
     def episode_start(self, lane: int) -> int:
@@ -246,7 +250,7 @@ class Lanes(Buffer, Guarded):
         if n < 0 or not total:
             return np.empty(0, np.int64)
         if n == 0:
-            rows = self._rows()
+            rows = self.rows_in_order()
             return rows[self._whole(rows, ahead, behind)] if self.sample_avail else rows
         rng = self.rng if rng is None else rng
         drawn = self._draw(n, rng)
@@ -323,14 +327,16 @@ class Lanes(Buffer, Guarded):
         if obs:
             out |= self.stacked(positions, obs, self.stack_num)
         if nexts:
-            out |= self._nexts(late, nexts, out, self.stack_num)
+            out |= self.next_observations(late, nexts, out, self.stack_num)
         return {name: out[name] for name in (plan.readable if names is None else names)}
 
     def stacked(self, positions: Positions, names: Sequence[str], stack: int) -> dict[str, Array]:
         """Fields [N, stack, …] as they are stored, of the rows [N] and those before them in their episodes."""
         return self.take(self._ring.around(positions, stack - 1, 0)[0], names)
 
-    def _nexts(self, positions: Positions, names: Sequence[str], stored: Mapping[str, Array], stack: int) -> dict[str, Array]:
+    def next_observations(
+        self, positions: Positions, names: Sequence[str], stored: Mapping[str, Array], stack: int,
+    ) -> dict[str, Array]:
         """obs_next of the rows, by its names; `stored` has its newest frames where they are stored."""
         own = {name: "obs" + name[8:] for name in names}
         if self._finals is None:  # only the frames before it are to be fetched
@@ -339,7 +345,7 @@ class Lanes(Buffer, Guarded):
         following = self._ring.next(positions)
         frames = self.take(following, list(own.values())) if stack == 1 else self.stacked(following, list(own.values()), stack)
         out = {name: frames[obs] for name, obs in own.items()}
-        newest = self._newest()
+        newest = self.newest()
         for i in np.flatnonzero((following == positions) & ~self.columns["terminated"][positions]).tolist():
             for name, final in self._finals.find(int(positions[i]), newest).items():
                 if name in out:

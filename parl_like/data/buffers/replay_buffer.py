@@ -43,6 +43,7 @@ OWNER = "replay buffer"
 LOCKED = (
     "push", "push_rows", "add", "update", "truncate_open", "clear_lane", "add_lanes", "reset", "sample", "sample_indices",
     "gather", "get",
+    "next_observations", "next_position", "newest", "nested", "rows_in_order", "use_fields",
     "n_step", "sequences", "serials", "prev", "next", "episode_end", "load_state_dict", "state_dict", "in_policy_units",
 )  # fmt: skip
 
@@ -109,7 +110,7 @@ class ReplayBuffer(Lanes):
         self.rew_dtype = np.dtype(rew_dtype)
         self.specs: tuple[Spec, ...] = ()
         self.columns: dict[str, Array] = {}
-        self._empty_keys: tuple[str, ...] = ()  # seen, but without a leaf so far: `info={}`
+        self.empty_keys: tuple[str, ...] = ()  # seen, but without a leaf so far: `info={}`
         self._exposed: frozenset[str] = frozenset()
         self._ring = Ring((), n_lanes, self.lane_size)
         self._finals: FinalObservations | None = None
@@ -139,7 +140,7 @@ class ReplayBuffer(Lanes):
                 raise ValueError(f"{self!r}: already allocated; {difference(self.specs, specs)}; make a new buffer for other "
                                  "fields")
             return
-        self._use(specs)
+        self.use_fields(specs)
 
     def push(self, lane: int, values: tuple[object, ...]) -> int:
         """Writes one row: `values` in the order of `specs`. Returns its position. Episode statistics are `add`'s business.
@@ -242,7 +243,7 @@ class ReplayBuffer(Lanes):
         n = len(lanes)
         arrays = tuple(convert_rows(spec, flat[spec.name], n) if spec.name in flat else spec.zeros(n) for spec in specs)
         groups = ((key, part) for key, part in batch.items() if isinstance(part, (Batch, Mapping)))
-        self._use(specs, [str(key) for key, part in groups if not len(tuple(part.keys()))])
+        self.use_fields(specs, [str(key) for key, part in groups if not len(tuple(part.keys()))])
         return dict(zip((spec.name for spec in specs), arrays, strict=True)), self._store(lanes, arrays)
 
     def _check_fields(self, flat: dict[str, object]) -> None:
@@ -278,23 +279,23 @@ class ReplayBuffer(Lanes):
         if self.n_lanes not in (1, other.n_lanes):
             raise ValueError(f"update: {other.n_lanes} lanes cannot go into {self.n_lanes}; use equal numbers, or a target with "
                              "one lane")
-        rows = other._rows()
+        rows = other.rows_in_order()
         if not len(rows):
             return rows
         if self.act_space is None and not len(self):
             self.act_space = other.act_space
         flat = in_units(other.take(rows), other.act_space, self.act_space, repr(other))
         if other._finals is not None:
-            flat |= other._nexts(rows, other._plan.next_names, {}, 1)  # single frames, as they are stored
+            flat |= other.next_observations(rows, other._plan.next_names, {}, 1)  # single frames, as they are stored
         if cut == "truncate":
-            newest = np.isin(rows, other._newest())
+            newest = np.isin(rows, other.newest())
             flat["truncated"] = flat["truncated"] | (newest & ~flat["terminated"])
         known = {spec.name for spec in self.specs}
         acts = {name: column for name, column in flat.items() if is_part(name, "act")}
         specs = self.specs + tuple(self._declared(like(spec, acts)) for spec in other._plan.given if spec.name not in known)
         single = self._make_plan(specs).given
         arrays = tuple(convert_rows(s, flat[s.name], len(rows)) if s.name in flat else s.zeros(len(rows)) for s in single)
-        self._use(specs)
+        self.use_fields(specs)
         lanes = rows // other.lane_size if self.n_lanes > 1 else np.zeros_like(rows)
         if cut == "truncate":
             for lane in set(lanes.tolist()):
@@ -338,7 +339,7 @@ class ReplayBuffer(Lanes):
         self._open.forget(lane)
         if not self._ring.count[lane]:
             return False
-        newest = int(self._newest()[lane])
+        newest = int(self.newest()[lane])
         if self._done(newest):
             return False
         self.columns["truncated"][newest] = True
@@ -438,7 +439,7 @@ class ReplayBuffer(Lanes):
         return {
             "size": self.size, "n_lanes": self.n_lanes, "options": self._options(), "count": self._ring.count.tolist(),
             "cursor": self._ring.cursor.tolist(), "written": self._ring.written.tolist(),
-            "specs": saved_specs(self.specs), "empty_keys": list(self._empty_keys),
+            "specs": saved_specs(self.specs), "empty_keys": list(self.empty_keys),
             "columns": self.take(filled), "open": self._open.state_dict(),
             "finals": {} if self._finals is None else self._finals.state_dict(),
             "rng": rng_state(self.rng),
@@ -466,7 +467,7 @@ class ReplayBuffer(Lanes):
         stored = self._make_plan(saved).kept
         arrays = loaded_columns(self, stored, state["columns"], sum(state["count"]))
         if saved:
-            self._use((*self.specs, *saved[len(self.specs) :]), state["empty_keys"])
+            self.use_fields((*self.specs, *saved[len(self.specs) :]), state["empty_keys"])
         self._ring.set(state["count"], state["cursor"], state["written"])
         filled = self._filled()
         for spec, array in zip(stored, arrays, strict=True):
@@ -481,9 +482,9 @@ class ReplayBuffer(Lanes):
 
     # ---- inside
 
-    def _use(self, specs: Sequence[Spec], empty_keys: Sequence[str] = ()) -> None:
+    def use_fields(self, specs: Sequence[Spec], empty_keys: Sequence[str] = ()) -> None:
         """Makes `specs`, of which the present ones come first, the stored fields; new columns are zero."""
-        new_keys = [key for key in empty_keys if key not in self._empty_keys]
+        new_keys = [key for key in empty_keys if key not in self.empty_keys]
         if len(specs) == len(self.specs) and not new_keys:
             return
         _check_specs(specs)
@@ -494,7 +495,7 @@ class ReplayBuffer(Lanes):
             nexts = [spec for spec in plan.given if is_part(spec.name, "obs_next")]
             self._finals = FinalObservations(nexts, self.n_lanes, self._finals)
         self.specs, self._plan = tuple(specs), plan
-        self._empty_keys = (*self._empty_keys, *new_keys)
+        self.empty_keys = (*self.empty_keys, *new_keys)
         self._bind()
 
     def _make_plan(self, specs: Sequence[Spec]) -> StoredFields:
@@ -510,7 +511,7 @@ class ReplayBuffer(Lanes):
 
         Real attributes, because a `__getattr__` slows every attribute access: 0.64 against 0.55 µs per `push`.
         """
-        keys = {name.partition(".")[0] for name in (*self.columns, *self._empty_keys)}
+        keys = {name.partition(".")[0] for name in (*self.columns, *self.empty_keys)}
         own = self.__dict__.keys() - self._exposed
         self._exposed = frozenset(key for key in keys if key not in own and not hasattr(type(self), key))
         self.__dict__.update((key, self._read(key, None)) for key in self._exposed)
@@ -540,7 +541,7 @@ class ReplayBuffer(Lanes):
         if key == "done" and self.columns:
             return self._done(slice(None) if positions is None else positions)
         names = [name for name in (self._plan.readable if positions is not None else self.columns) if is_part(name, key)]
-        if not names and key not in self._empty_keys:
+        if not names and key not in self.empty_keys:
             raise KeyError(f"{self!r} has no field {key!r}")
         group = {name: self.columns[name] for name in names} if positions is None else self._shaped(positions, names)
         return group[key] if key in group else Batch.nest({name[len(key) + 1 :]: column for name, column in group.items()})
@@ -556,11 +557,12 @@ class ReplayBuffer(Lanes):
         flat = self._shaped(positions)
         if flat:
             flat["done"] = flat["terminated"] | flat["truncated"]
-        return self._nest(flat)
+        return self.nested(flat)
 
-    def _nest(self, flat: dict[str, Array]) -> Batch:
+    def nested(self, flat: dict[str, Array]) -> Batch:
+        """Return rows by flat names as a Batch, with the groups that have no leaf yet."""
         batch = Batch.nest(flat) if self._plan.nested else ready_batch(flat)
-        for key in self._empty_keys:
+        for key in self.empty_keys:
             if key not in batch:
                 batch[key] = Batch()
         return batch

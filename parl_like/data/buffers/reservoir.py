@@ -53,9 +53,9 @@ class ReservoirBuffer(Buffer):
         self.size = size
         self.rng = np.random.default_rng(0 if rng is None else rng)
         self.seen = 0
-        self._use(())
+        self.use_fields(())
 
-    def _use(self, specs: Sequence[Spec]) -> None:
+    def use_fields(self, specs: Sequence[Spec]) -> None:
         self.specs = tuple(specs)
         self._block, self._spare = RowBlock(specs, self.size), RowBlock(specs, 1)
         self.columns: dict[str, Array] = self._block.arrays
@@ -77,7 +77,7 @@ class ReservoirBuffer(Buffer):
         if not specs or len({spec.name for spec in specs}) != len(specs):
             raise ValueError(f"ReservoirBuffer: the fields are {in_words(specs)}; expected at least one, and each name once")
         check_numbers("ReservoirBuffer", specs)
-        self._use(specs)
+        self.use_fields(specs)
 
     def push(self, values: tuple[object, ...]) -> int:
         """Sees one row: `values` in the order of `specs`. Returns its position, or −1 where it is not kept.

@@ -118,7 +118,8 @@ class Transform(Guarded):
         shown = {k: getattr(v, "__name__", None) or repr(v) for k, v in args.items()}  # of a function not its address
         return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in shown.items())})"
 
-    def _error(self, name: str, expected: object, got: object) -> ValueError:
+    def error(self, name: str, expected: object, got: object) -> ValueError:
+        """Return the error for a field, or an argument, of this name."""
         return ValueError(f"{self!r}, field {name!r}: expected {expected}, got {got}")
 
 
@@ -249,7 +250,7 @@ def next_name(name: str) -> str:
 
 def leaf_of(transform: Transform, obs: Mapping[str, Leaf], name: str) -> Leaf:
     if name not in obs:
-        raise transform._error(name, f"one of {', '.join(obs)}", "an unknown name")
+        raise transform.error(name, f"one of {', '.join(obs)}", "an unknown name")
     return obs[name]
 
 

@@ -59,7 +59,7 @@ class FrameStacker(Transform):
         for name in self.fields:
             newest = leaf_of(self, obs, name)
             if len(newest) != len(self._first):
-                raise self._error(name, f"{len(self._first)} rows, one per environment of this helper", len(newest))
+                raise self.error(name, f"{len(self._first)} rows, one per environment of this helper", len(newest))
             frames = first_stack(newest, self.stack)
             if name in self._frames:
                 frames[~self._first] = next_stack(self._frames[name][~self._first], newest[~self._first])

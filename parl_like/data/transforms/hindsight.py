@@ -62,29 +62,29 @@ class Hindsight(Transform):
         specs = specs_of(space, "obs")
         achieved, desired = (leaf_of(self, specs, name).shape for name in (self.achieved, self.desired))
         if achieved != desired:
-            raise self._error(self.desired, f"the shape of {self.achieved!r}, {achieved}", desired)
+            raise self.error(self.desired, f"the shape of {self.achieved!r}, {achieved}", desired)
         return space
 
     def check_window(self, window: Any) -> None:
         if window.n_step > 1:
-            raise self._error("rew", "rows of one step: set n_step=1", f"n_step={window.n_step}")
+            raise self.error("rew", "rows of one step: set n_step=1", f"n_step={window.n_step}")
         if window.sequence > 1 or window.burn_in:
-            raise self._error("rew", "rows that stand alone: Window(sequence=1), no burn_in", window)
+            raise self.error("rew", "rows that stand alone: Window(sequence=1), no burn_in", window)
 
     def replay(self, rows: Flat, source: Source) -> Flat:
         reached, desired, desired_next = next_name(self.achieved), self.desired, next_name(self.desired)
         ends = ("terminated",) * (self.compute_terminated is not None)
         for name in ("rew", reached, desired, desired_next, *ends):
             if name not in rows:
-                raise self._error(name, "this field in the rows", ", ".join(rows) or "nothing")
+                raise self.error(name, "this field in the rows", ", ".join(rows) or "nothing")
         rew, n = rows["rew"], len(source.indices)
         if rew.shape != (n,) or not np.array_equal(source.last_index, source.indices):
-            raise self._error("rew", f"({n},), rows of one step: set n_step=1", rew.shape)
+            raise self.error("rew", f"({n},), rows of one step: set n_step=1", rew.shape)
         if source.real is not None:
-            raise self._error("rew", "rows that stand alone: Window(sequence=1), no burn_in",
+            raise self.error("rew", "rows that stand alone: Window(sequence=1), no burn_in",
                               "sequences, whose rows would get different goals")
         if source.buffer.stack_num > 1:
-            raise self._error(self.achieved, "a buffer of single frames; put FrameStacker behind",
+            raise self.error(self.achieved, "a buffer of single frames; put FrameStacker behind",
                               f"stack_num={source.buffer.stack_num}")
         new = source.rng.random(n) < self.share
         later = _later(source)
@@ -96,7 +96,7 @@ class Hindsight(Transform):
         if self.compute_terminated is not None:
             again["terminated"] = ended = np.asarray(self.compute_terminated(rows[reached], goal_next))
             if ended.shape != (n,) or ended.dtype != bool:
-                raise self._error("terminated", f"({n},) bool", f"{ended.shape} {ended.dtype}")
+                raise self.error("terminated", f"({n},) bool", f"{ended.shape} {ended.dtype}")
         for name, values in again.items():
             self._compare(name, rows[name], values, ~new)
         source.relabelled[desired] = new

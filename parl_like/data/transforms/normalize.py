@@ -25,7 +25,7 @@ class _Normalizer(Transform):
         kind = Moments() if kind is None else kind
         self.moments = {name: Moments(kind.rate, kind.window) for name in names}
         if update_on not in ("replay", "rollout", "never"):
-            raise self._error("update_on", "'replay', 'rollout' or 'never'", repr(update_on))
+            raise self.error("update_on", "'replay', 'rollout' or 'never'", repr(update_on))
 
     def _learn(self, phase: Phase, name: str, x: Array) -> None:
         if not self.update:

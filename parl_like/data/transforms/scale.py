@@ -35,7 +35,7 @@ class ObservationTransform(Transform):
 
     def _boxed(self, name: str, space: gym.Space[object]) -> gym.Space[object]:
         if not isinstance(space, gym.spaces.Box):
-            raise self._error(name, "a Box", space)
+            raise self.error(name, "a Box", space)
         return self.box(name, space)
 
     def observe(self, obs: Flat) -> Flat:
@@ -53,16 +53,16 @@ class ImageScale(ObservationTransform):
         super().__init__(fields)
         self.low = low
         if low not in (0, -1):
-            raise self._error("low", "0 or -1", low)
+            raise self.error("low", "0 or -1", low)
 
     def apply(self, name: str, x: Array) -> Array:
         if x.dtype != np.uint8:
-            raise self._error(name, "uint8", x.dtype)
+            raise self.error(name, "uint8", x.dtype)
         return np.divide(x, np.float32(255 / (1 - self.low)), dtype=np.float32) + np.float32(self.low)
 
     def box(self, name: str, space: gym.spaces.Box) -> gym.spaces.Box:
         if space.dtype != np.uint8:
-            raise self._error(name, "uint8", space)
+            raise self.error(name, "uint8", space)
         return gym.spaces.Box(self.low, 1.0, space.shape, np.float32)
 
 
@@ -162,14 +162,14 @@ FunctionalRewardTransformer = FunctionalReward
 
 def check_bounds(transform: Transform, low: float, high: float) -> None:
     if not low < high:
-        raise transform._error("low", f"below high, {high}", low)
+        raise transform.error("low", f"below high, {high}", low)
 
 
 def check_reward(transform: Transform, rew: Array, shape: tuple[int, ...]) -> None:
     if rew.shape != shape or rew.dtype.kind not in "biuf":
-        raise transform._error("rew", f"{shape} numbers", f"{rew.shape} {rew.dtype}")
+        raise transform.error("rew", f"{shape} numbers", f"{rew.shape} {rew.dtype}")
     if np.isnan(rew).any():
-        raise transform._error("rew", "numbers", f"NaN at {tuple(int(i) for i in np.argwhere(np.isnan(rew))[0])}")
+        raise transform.error("rew", "numbers", f"NaN at {tuple(int(i) for i in np.argwhere(np.isnan(rew))[0])}")
 
 
 def counted(rows: Flat) -> Array:
