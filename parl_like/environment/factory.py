@@ -170,23 +170,34 @@ FILM_S = 3.0
 """Seconds that a film takes at least."""
 
 
+FILM_WIDTH = 320
+"""Pixels that a picture has at least in a film; smaller ones are enlarged by a whole factor, so that words fit below."""
+FILM_PIXELS = 150_000_000
+"""Pixels of all pictures of a film together; each takes three bytes, twice for a moment."""
+
+
 class NotDrawable(ValueError):
     """An environment does not draw itself."""
 
 
 class Film(Hook):
-    """An episode from its reset on; of a vector environment that of its first one.
+    """An episode from its reset on; of a vector environment that of its first one. Of a long one each second picture is left
+    out, again and again, and the others are shown longer.
 
     Attributes:
         pictures: [H, W, 3] or [H, W] uint8 each.
         texts: Of each picture the lines below it: step and return, and what the agent says of itself (`Agent.caption`).
-        rate: Pictures per second, as the environment declares them (`render_fps`).
+        rate: Pictures per second, so that a film lasts as long as the environment declares (`render_fps`).
     """
 
     def __init__(self) -> None:
         self.pictures: list[Array] = []
         self.texts: list[list[str]] = []
-        self.rate = DEFAULT_RATE
+        self._steps, self._every, self._declared = 0, 1, DEFAULT_RATE
+
+    @property
+    def rate(self) -> float:
+        return self._declared / self._every
 
     def post_act(self, agent: AgentPort) -> None:
         env = agent.env
@@ -201,15 +212,26 @@ class Film(Hook):
             what = f"{given.shape} {given.dtype}" if isinstance(given, np.ndarray) else type(given).__name__
             raise NotDrawable(f"{env.unwrapped} cannot be drawn: expected render() to give a picture (height, width, 3) uint8, "
                               f"got {what} (its render_mode is {getattr(env, 'render_mode', None)!r}); {WAY_OUT}")
-        steps = len(self.pictures)
-        self.pictures.append(given.copy())
         total = "" if agent.vector else f"   return {np.round(env.episode_return, 3)}"
-        self.texts.append([f"step {steps}{total}", *filter(None, cast(ActingAgent, agent).caption().splitlines())])
+        self._add(given.copy(), [f"step {self._steps}{total}", *filter(None, cast(ActingAgent, agent).caption().splitlines())])
         declared = (getattr(env, "metadata", None) or {}).get("render_fps")
         if isinstance(declared, (int, float)) and declared > 0:
-            self.rate = float(declared)
+            self._declared = float(declared)
 
     pre_episode = post_act
+
+    def _add(self, picture: Array, text: list[str]) -> None:
+        """Adds what is always shown if it is the last; else each `_every`th one is."""
+        if (self._steps - 1) % self._every:
+            self.pictures.pop()
+            self.texts.pop()
+        self._steps += 1
+        self.pictures.append(picture)
+        self.texts.append(text)
+        factor = -(-FILM_WIDTH // max(1, picture.shape[1]))
+        if len(self.pictures) * picture.shape[0] * picture.shape[1] * factor**2 > FILM_PIXELS and len(self.pictures) > 2:
+            self.pictures[:-1], self.texts[:-1] = self.pictures[:-1:2], self.texts[:-1:2]
+            self._every *= 2
 
 
 def write_gif(path: str | Path, pictures: Sequence[Any], frames_per_second: float, at_least: float = 0.0) -> None:

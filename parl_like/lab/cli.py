@@ -20,7 +20,7 @@ from parl_like.values.errors import shortened, unknown, without_trace
 from parl_like.values.user_calls import users_lines, whole
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
-MAX_LINE, MAX_CELL = 4_000, 400  # characters of an error, and of what one cell of a table shows
+MAX_LINE, MAX_CELL = text.LONGEST - 200, 400  # characters of an error, and of what one cell of a table shows
 _ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
 _EXTRAS = {"plot": "matplotlib", "tb": "tensorboard", "grid": "minigrid", "minigrid": "minigrid", "atari": "ale_py",
            "mujoco": "mujoco", "box2d": "Box2D", "dm-control": "shimmy", "pettingzoo": "pettingzoo", "hdf5": "h5py",

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
 from parl_like.lab.screen import Screen, can_draw, size_of
-from parl_like.lab.text import escaped, printer
+from parl_like.lab.text import cut, escaped, printer
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -35,7 +35,7 @@ def show(stream: TextIO | None, text: str) -> None:
     """Prints a line for whoever reads along. Where nobody can (a closed pipe, a full disk behind `>`), nothing happens."""
     if stream is not None:
         with suppress(OSError):
-            print(text, file=printer(stream), flush=True)
+            print(cut(text), file=printer(stream), flush=True)
 
 
 def wrapped(text: str, width: int = WIDTH) -> str:

@@ -14,7 +14,7 @@ from parl_like.data.storage.safe_files import check_named
 from parl_like.data.storage.tree_encoding import EncodedComponent, refusal
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import sizes, user_experiments, yaml_text
+from parl_like.lab import foreign, sizes, user_experiments, yaml_text
 from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.experiment import Experiment
 from parl_like.lab.runs import stored
@@ -33,6 +33,9 @@ from parl_like.values.errors import unknown
 
 if TYPE_CHECKING:
     from parl_like.run.robot import Robot
+
+MOST_EPISODES = 1_000
+"""Episodes of an evaluation that only a run directory asks for."""
 
 
 def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence[str] = (), stream: TextIO | None = None,
@@ -155,7 +158,7 @@ def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None,
     with (stored.to_look_at(run, overrides, source) as (experiment, config),
           contextlib.closing(_loaded(run, experiment, config, which)) as robot):
         seed = evaluation_seed(config) if seed is None else seed
-        numbers = robot.evaluate(episodes=episodes or evaluation_episodes(experiment, config), seed=seed).numbers()
+        numbers = robot.evaluate(episodes=episodes or _episodes(run, experiment, config), seed=seed).numbers()
         where = {"run": str(run.path), "experiment": experiment.name, "step": int(robot.counters()["env_steps"]), "seed": seed}
         return {**where, **numbers}
 
@@ -187,6 +190,15 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
                 told = own(robot, config, path, seed=each, max_steps=max_steps, stream=stream and printer(stream))
             played.append({"path": str(path), "seed": each, **told})
         return played
+
+
+def _episodes(run: RunDir, experiment: Experiment, config: ExperimentConfig) -> int:
+    """Return how many an evaluation has, if the user does not say. Raises ConfigError where a stranger's run asks for many."""
+    n, rule = evaluation_episodes(experiment, config), foreign.rule()
+    if n > MOST_EPISODES and rule is not None and not rule.ran:
+        raise ConfigError(f"{run.config_file}: eval_episodes={n}: expected at most {MOST_EPISODES} episodes of a run that was "
+                          "not trained here; give --episodes (in Python: episodes=)")
+    return n
 
 
 # ------------------------------------------------------------------------------------------------ from a directory to a robot

@@ -14,6 +14,11 @@ import unicodedata
 from collections.abc import Iterable, Iterator
 from typing import Any, TextIO, cast
 
+from parl_like.values.errors import shortened
+
+LONGEST = 2_000
+"""Characters of a line of a warning or an error."""
+
 _COLOURS = re.compile(r"\x1b\[[\d;]*m")
 _MARKUP = re.compile(r"[\\`*\[\]~#|!]|(?<!\w)_|_(?!\w)|(?<=:)/(?=/)|(?<=www)\.")
 _FORMULA = "=+-@＝＋－＠"
@@ -31,6 +36,11 @@ def escaped(text: str, keep: str = "") -> str:
 def lines(text: str) -> str:
     """Text of several lines, which may have tabs; else as `escaped`."""
     return escaped(text, "\n\t")
+
+
+def cut(text: str) -> str:
+    """The same lines, of which those above LONGEST characters have lost their middle."""
+    return "\n".join(shortened(line, LONGEST - 100) for line in text.split("\n")) if len(text) > LONGEST else text
 
 
 def for_markdown(text: str) -> str:
@@ -67,13 +77,15 @@ def _is_number(text: str) -> bool:
 
 
 class Printer:
-    """The stream that people read: what is written to it is `lines` of text, without colours, in characters that it has."""
+    """The stream that people read: what is written to it is `lines` of text, without colours, in characters that it has.
+    `short`: long lines lose their middle."""
 
-    def __init__(self, stream: TextIO) -> None:
-        self.stream = stream
+    def __init__(self, stream: TextIO, short: bool = False) -> None:
+        self.stream, self.short = stream, short
 
     def write(self, text: str) -> int:
         shown, code = lines(_COLOURS.sub("", text)), getattr(self.stream, "encoding", None) or "utf-8"
+        shown = cut(shown) if self.short else shown
         self.stream.write(shown if shown.isascii() else shown.encode(code, "backslashreplace").decode(code))
         return len(text)
 
@@ -99,7 +111,7 @@ def unescaped(stream: TextIO) -> TextIO:
 def printing() -> Iterator[None]:
     """Standard output and standard error are for people meanwhile, whoever writes to them: commands, warnings, tracebacks."""
     before = sys.stdout, sys.stderr
-    sys.stdout, sys.stderr = map(printer, before)
+    sys.stdout, sys.stderr = printer(sys.stdout), cast("TextIO", Printer(unescaped(sys.stderr), short=True))
     try:
         yield
     finally:

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.environment.factory import FILM_S, EnvSource, Film, NotDrawable, drawable, is_made, write_gif
+from parl_like.environment.factory import FILM_S, FILM_WIDTH, EnvSource, Film, NotDrawable, drawable, is_made, write_gif
 from parl_like.values.errors import AgentFailed
 from parl_like.values.spec import Array
 
-WIDTH = 320
-"""Pixels that a picture has at least in a film; smaller ones are enlarged by a whole factor, so that words fit below."""
 LINE, MARGIN = 18, 6
 
 
@@ -26,7 +24,7 @@ def captioned(pictures: Sequence[Array], texts: Sequence[Sequence[str]]) -> list
     out = []
     for picture, lines in zip(pictures, texts, strict=True):
         image = Image.fromarray(np.ascontiguousarray(picture)).convert("RGB")
-        factor = -(-WIDTH // image.width)
+        factor = -(-FILM_WIDTH // image.width)
         image = image.resize((image.width * factor, image.height * factor), Image.Resampling.NEAREST)
         page = Image.new("RGB", (image.width, image.height + most * LINE + 2 * MARGIN), "white")
         page.paste(image, (0, 0))

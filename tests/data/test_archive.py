@@ -248,6 +248,18 @@ def test_what_cannot_be_stored_is_refused_before_anything_is_written(tmp_path, t
     assert listing(tmp_path) == []
 
 
+def test_plain_values_have_a_number_before_memory_is_taken(tmp_path, monkeypatch):
+    """Two bytes of JSON may be a dictionary of sixty; components count together."""
+    tree = {"a": [[]] * 4000, "b": [{}] * 4000}
+    write_archive(tmp_path / "x", tree)
+    monkeypatch.setattr(tree_encoding, "MAX_PARTS", 10_000)
+    with pytest.raises(ArchiveError, match=r"b\.json: expected at most 10000 plain values, got 16000; put long lists into"):
+        read_archive(tmp_path / "x")
+    with pytest.raises(ArchiveError, match=r"y: expected at most 10000 plain values, got 16000"):
+        write_archive(tmp_path / "y", tree)
+    assert not (tmp_path / "y").exists()
+
+
 def test_meta_holds_plain_values_only(tmp_path):
     with pytest.raises(ArchiveError, match="'meta.x': expected plain values, got ndarray"):
         write_archive(tmp_path / "a", {}, {"x": np.zeros(2)})

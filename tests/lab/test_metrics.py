@@ -142,6 +142,26 @@ def test_a_line_without_an_end_is_refused_before_it_takes_memory(run):
             read(run)
 
 
+@pytest.mark.parametrize(("text", "said"), [
+    (b"step,return/mean\n" + b"\n" * 2_000_001, "it has over 2000000 lines"),
+    (b"step,return/mean\n" + b'"\n' * 2_000_001, "it has over 2000000 lines"),
+    (b"step,return/mean" + b"," * 20_000 + b"\n", "it has 20002 columns, over 20000"),
+], ids=["lines", "quotes", "columns"])
+def test_a_table_without_end_is_refused(text, said, run):
+    run.metrics_file.write_bytes(text)
+    for read in (read_metrics, lambda run: curves(run, "return/mean"), lambda run: truncate(run, 5)):
+        with pytest.raises(RunError, match=f"is no table that a run wrote: {said}; move it away, and a resumed run begins"):
+            read(run)
+    assert run.metrics_file.read_bytes() == text
+
+
+def test_numbers_that_no_picture_has_room_for_are_drawn_at_its_edge(run, tmp_path):
+    run.metrics_file.write_text("step,return/mean\n1,1e308\n2,-1e308\n1e308,3\n")
+    assert curves(run, "return/mean")["return/mean"][1].tolist() == [1e150, -1e150, 3]
+    if not plots.matplotlib_missing():
+        assert plots.learning_curve([run], tmp_path / "curve.png").stat().st_size
+
+
 def test_a_wide_table_takes_little_memory(run):
     """10 MB of 504 columns, of which what is asked for is kept: 20,000 points at most of a curve, no row of other columns."""
     evals = [f"eval/{name}" for name in ("score", "episodes", "mean_return")]

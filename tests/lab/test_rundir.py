@@ -183,3 +183,15 @@ def test_an_interrupted_write_leaves_the_old_text(tmp_path, monkeypatch):
 def test_git_state_survives_without_git(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", str(tmp_path))
     assert rundir.git_state() is None
+
+
+def test_a_count_that_could_not_be_counted_on_is_refused():
+    run = create()
+    text = json.loads((run.path / "run.json").read_text())
+    (run.path / "run.json").write_text(json.dumps({**text, "resumed": 2**63 - 1}))
+    with pytest.raises(RunError, match=r"Expected `int` <= 9007199254740992 - at `\$.resumed`; put the file back as the"):
+        run.info()
+    (run.path / "run.json").write_bytes(b"x" * 1_000_001)
+    with pytest.raises(RunError) as error:
+        run.info()
+    assert str(error.value).count("is not readable") == 1

@@ -77,6 +77,17 @@ def test_a_run_directory_takes_no_more_than_there_is(key, value, verb, run, tmp_
     assert resource.getrlimit(resource.RLIMIT_DATA) == limits and torch.get_num_threads() == threads
 
 
+def test_a_run_directory_asks_for_few_episodes(run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(runner, "MOST_EPISODES", 2)
+    changed(run, tmp_path / "run", "eval_episodes", 3)
+    capsys.readouterr()
+    assert main(["eval", "run"]) == 2
+    assert ("run/config.yaml: eval_episodes=3: expected at most 2 episodes of a run that was not trained here; give --episodes"
+            in capsys.readouterr().err)
+    assert main(["eval", "run", "--episodes", "3"]) == 0
+
+
 @pytest.mark.parametrize("word", ["n_agents=10_000_000_000", "torch_threads=10_000_000_000", "env.vector=10_000_000_000",
                                   "MLPQ.hidden=[10_000_000_000]", "size=10_000_000_000",
                                   "driver=processes workers.count=10_000_000_000 n_agents=16384"])

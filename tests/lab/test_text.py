@@ -18,7 +18,7 @@ from parl_like.lab import experiment as experiments
 from parl_like.lab import runner, text
 from parl_like.lab.cli import main
 from parl_like.lab.config import resolve
-from parl_like.lab.progress import Progress
+from parl_like.lab.progress import Progress, show
 from parl_like.lab.reports import marks, plots
 from parl_like.lab.reports.report import markdown, page
 from parl_like.lab.runs.rundir import RunDir
@@ -42,6 +42,17 @@ def train(run_dir, **overrides):
     one = experiments.get("fake")
     assert runner.train(one, resolve(MODULE.Config, one.config, {"run_dir": run_dir, "eval_every": 100, **overrides})) == 0
     return RunDir(Path(run_dir))
+
+
+def test_a_line_for_people_has_a_length(capsys):
+    """Whoever prints it: an error, a warning of a library, the progress of a run."""
+    with text.printing():
+        print(f"first{'x' * 100_000}last\nshort", file=sys.stderr)
+        show(sys.stdout, f"first{'y' * 100_000}last")
+        print("z" * 5_000)  # a result
+    out, err = capsys.readouterr()
+    assert err.startswith("first") and err.endswith("last\nshort\n") and len(err) < 2_100
+    assert out.startswith("first") and len(out.split("\n")[0]) < 2_000 and "z" * 5_000 in out
 
 
 # ---- one text

@@ -8,6 +8,7 @@ import pytest
 from agent_fakes import ACT, POSITION, Corridor, Recorder, robot_of
 
 from parl_like import Agent, Hook, Robot, VectorAgent
+from parl_like.environment import factory
 from parl_like.environment.factory import Film, write_gif
 
 
@@ -166,3 +167,16 @@ def test_words_below_say_step_return_and_what_the_agent_says(tmp_path):
     page = Image.open(tmp_path / "film.gif").convert("RGB")
     assert page.size[0] >= 320 and page.size[1] > 320
     assert len(set(page.crop((0, 320, *page.size)).getdata())) > 1, "there are words below"
+
+
+def test_a_long_film_leaves_pictures_out_and_lasts_as_long(monkeypatch):
+    monkeypatch.setattr(factory, "FILM_PIXELS", 10 * 320 * 320)
+    for steps in (5, 9, 10, 19, 20, 33, 64, 100):
+        film = Film()
+        with robot_of(Recorder(), env=lambda n=steps: Corridor(n, render_mode="rgb_array")) as robot:
+            robot.watch(film)
+        shown = [int(text[0].split()[1]) for text in film.texts]
+        every = shown[1]
+        assert shown[:-1] == list(range(0, shown[-1], every)) and shown[-1] == steps, "begin and end are there"
+        assert len(film.pictures) == len(shown) <= 10 and (every == 1) == (steps < 10)
+        assert film.rate * every == Film().rate

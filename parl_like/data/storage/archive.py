@@ -13,6 +13,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ from parl_like.data.storage.tree_encoding import (
     Count,
     EncodedComponent,
     Name,
+    PartsCount,
     StoredArray,
     as_numpy,
     damaged,
@@ -101,6 +103,9 @@ def write_archive(path: Path, tree: Mapping[str, object], meta: Mapping[str, obj
     twins = {name.casefold() for name in tree}
     if len(twins) < len(tree) or "manifest" in twins:
         raise refusal(path, "component names that differ in more than case, none of them 'manifest'", list(tree), "rename one")
+    count = PartsCount()
+    for plan in plans:
+        count.add(path, plan.text)
     described = EncodedComponent(path, "meta", dict(meta or {}), arrays=False)
     body = {"format": FORMAT, "versions": versions(), "meta": described.values}
     if not over and os.path.lexists(path):  # an archive or an empty directory may be replaced; anything else is somebody's work
@@ -108,14 +113,14 @@ def write_archive(path: Path, tree: Mapping[str, object], meta: Mapping[str, obj
         if names and (MANIFEST not in names or not all(name.endswith((".json", ".safetensors", ".npy")) for name in names)):
             raise refusal(path, "a new name or an archive to replace", "something else", "choose another path")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with replacing(path) as partial:
-        os.mkdir(partial, 0o700)
-        body["components"] = [msgspec.to_builtins(_write_component(plan, partial)) for plan in plans]
+    with replacing(path) as unfinished:
+        os.mkdir(unfinished, 0o700)
+        body["components"] = [msgspec.to_builtins(_write_component(plan, unfinished)) for plan in plans]
         text = _sealed(json.dumps(body, indent=1, allow_nan=False).removesuffix("\n}").encode("ascii"))
         if len(text) > MAX_MANIFEST:
             raise refusal(path / MANIFEST, f"at most {MAX_MANIFEST} bytes", len(text), "store fewer arrays and less meta")
-        write_new(partial / MANIFEST, [text])
-        sync_folder(partial)
+        write_new(unfinished / MANIFEST, [text])
+        sync_folder(unfinished)
 
 
 def _write_component(plan: EncodedComponent, folder: Path) -> Component:
@@ -190,7 +195,8 @@ def read_components(
         needed, memory = sum(manifest.sizes().values()), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if needed > memory:
             raise refusal(found, f"arrays that fit into {memory} bytes of memory", f"{needed} bytes", "use an earlier one")
-        for step in (_check_files, _read_component):  # all sizes, before anything is allocated
+        count = PartsCount()
+        for step in (_check_files, partial(_read_component, count=count)):  # all sizes, before anything is allocated
             for component in manifest.components:
                 if component.name in bad:
                     continue
@@ -291,8 +297,9 @@ def _check_files(path: Path, folder: int, component: Component) -> None:
             raise damaged(path / stored.name, f"{stored.size} bytes", f"{info.st_size} bytes")
 
 
-def _read_component(path: Path, folder: int, component: Component) -> Any:
+def _read_component(path: Path, folder: int, component: Component, count: PartsCount) -> Any:
     text, *rest = (_read_file(path / stored.name, folder, stored) for stored in component.files)
+    count.add(path / component.files[0].name, text.tobytes())
     arrays: dict[str, tuple[str, Array]] = {}
     for stored, data in zip(component.files[1:], rest, strict=True):
         file, header = path / stored.name, _header(stored.name, stored.tensors)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from parl_like.data.storage.safe_files import open_file, replacing
-from parl_like.data.storage.tree_encoding import CODES, ArchiveError, damaged, decode, encode, pieces, refusal
+from parl_like.data.storage.tree_encoding import CODES, ArchiveError, PartsCount, damaged, decode, encode, pieces, refusal
 from parl_like.values.spec import Array
 
 FORMAT = 1
@@ -47,9 +47,10 @@ def write_hdf5(path: Path, tree: dict[str, Any]) -> None:
     with replacing(path) as partial:
         os.close(os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
         with h5py.File(partial, "w", libver="v110") as file:  # from this version on HDF5 checks its own bytes too
-            file.attrs[_MARK] = FORMAT
+            file.attrs[_MARK], count = FORMAT, PartsCount()
             for name, value in tree.items():
                 (text, arrays), group = encode(path, name, value), file.create_group(name)
+                count.add(path, text)
                 for label, array in {_PLAIN: np.frombuffer(text, np.uint8), **arrays}.items():
                     group.create_dataset(label, data=array).attrs["sha256"] = _digest(name, label, array)
         with open(partial, "rb") as written:
@@ -84,12 +85,12 @@ def read_hdf5(path: Path, spare: Callable[[str], bool]) -> tuple[dict[str, objec
         except OSError as error:
             raise damaged(path, "a plain file, not a link", error.strerror) from None
         with open(opened, "rb") as stream, h5py.File(stream, "r") as file:  # what was looked at is what is read
-            size = os.fstat(opened).st_size
+            size, count = os.fstat(opened).st_size, PartsCount()
             number = file.attrs.get(_MARK)
             check_format(path, int(number) if isinstance(number, np.integer) else number)
             for name in list(file):
                 try:
-                    tree[name] = _read_group(h5py, path, name, _member(h5py, path, file, name, h5py.Group), size)
+                    tree[name] = _read_group(h5py, path, name, _member(h5py, path, file, name, h5py.Group), size, count)
                 except _DAMAGE as error:
                     if not spare(name):
                         raise
@@ -115,7 +116,7 @@ def _member(h5py: Any, path: Path, group: Any, name: str, kind: type) -> Any:
     return group[name]
 
 
-def _read_group(h5py: Any, path: Path, component: str, group: Any, limit: int) -> Any:
+def _read_group(h5py: Any, path: Path, component: str, group: Any, limit: int, count: PartsCount) -> Any:
     """One component; `limit` is the size of the file, which its arrays cannot exceed."""
     arrays: dict[str, tuple[str, Array]] = {}
     text = b""
@@ -142,6 +143,7 @@ def _read_group(h5py: Any, path: Path, component: str, group: Any, limit: int) -
             text = array.tobytes()
         else:
             arrays[name] = code, array
+    count.add(f"{path}, {component}", text)
     return decode(path, text, arrays)
 
 

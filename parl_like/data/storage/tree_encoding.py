@@ -18,6 +18,7 @@ import numpy as np
 from parl_like.values.spec import Array
 
 MAX_VALUES = 16 << 20  # bytes of one component's plain values
+MAX_PARTS = 2_000_000  # plain values of all components together, for each takes some 100 bytes of memory
 MAX_DEPTH = 64  # levels of a tree
 PIECE = 1 << 20  # bytes hashed and written, or read and hashed, at once
 
@@ -62,6 +63,19 @@ class StoredArray(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     @property
     def nbytes(self) -> int:
         return math.prod(self.shape) * self.itemsize
+
+
+class PartsCount:
+    """Counts the plain values of the components of one archive, before memory is taken for them."""
+
+    def __init__(self) -> None:
+        self.n = 0
+
+    def add(self, file: object, text: bytes) -> None:
+        """Adds those of a component's JSON; commas and brackets in texts count, too. Raises ArchiveError above MAX_PARTS."""
+        self.n += sum(map(text.count, (b",", b"[", b"{")))
+        if self.n > MAX_PARTS:
+            raise refusal(file, f"at most {MAX_PARTS} plain values", self.n, "put long lists into arrays")
 
 
 def encode(path: Path, name: str, value: object) -> tuple[bytes, dict[str, Array]]:

@@ -32,6 +32,7 @@ COMMON = 200  # points of the common axis of several runs
 SHOWN = 30  # columns that an error names
 POINTS = 1 << 14  # of a curve, some twenty for each column of pixels; longer ones are thinned out
 RESAMPLES = 2_000
+DRAWN = 1e150  # beyond that, sums and squares of the drawing overflow
 
 
 class PlotError(UsageError):
@@ -205,7 +206,7 @@ def curves(run: RunDir, metric: str, also: Sequence[str] = ()) -> dict[str, tupl
         for name, cell, before, after in zip(names, cells, early, found, strict=True):
             one = before if still_open and name == metric else after  # evaluations are whole from the first on
             if cell and math.isfinite(value := number(cell)) and math.isfinite(at := number(step)):
-                one.add(at, value)
+                one.add(min(max(at, -DRAWN), DRAWN), min(max(value, -DRAWN), DRAWN))
     points = {name: one.points() for name, one in zip(names, found, strict=True)}
     if not points[metric][0].size:  # a short run has no others
         points = {name: one.points() for name, one in zip(names, early, strict=True)}

@@ -291,7 +291,7 @@ def _profiles(found: Mapping[str, list[Any]], runs: Sequence[RunDir], out: Path)
 
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    scores = sorted(score for group in found["groups"] for score in group["scores"])
+    scores = np.clip(sorted(score for group in found["groups"] for score in group["scores"]), -plots.DRAWN, plots.DRAWN).tolist()
     margin = 0.05 * (scores[-1] - scores[0]) or 1.0
     thresholds = [scores[0] - margin, *scores, scores[-1] + margin]  # between two of them it is level
     for group in found["groups"]:

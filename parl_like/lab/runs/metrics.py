@@ -21,7 +21,9 @@ METRICS = "metrics.csv"
 EVALUATION = "eval/"  # columns of evaluations while training; they have rows of their own
 TAIL_BYTES = 1 << 18  # of a file that is read for its last row only
 MAX_LINE = 1 << 20  # bytes of a line that is not finished: 20,000 columns with long names
-MAX_LINES = 64  # of a row: names may hold line ends
+MAX_LINES = 64  # of the header: names may hold line ends
+MAX_COLUMNS = 20_000
+MAX_ROWS = 2_000_000  # lines of a table: with a row each 1,000 steps those of 2·10⁹ steps
 
 
 class MetricsLog:
@@ -48,8 +50,8 @@ class MetricsLog:
         if self._board is not None:
             self._board.add_row(row)
         if new := [key for key in row if key not in self.header]:
-            rows, self.header = Table(self.run).rows(), self.header + new
-            self.run.outbox.replace(METRICS, as_csv(chain([self.header], (old + [""] * len(new) for old in rows))))
+            rows, self.header = Table(self.run).texts(), self.header + new
+            _replace(self.run, self.header, (f"{old}{',' * len(new)}" for old in rows))
         self.run.outbox.append(METRICS, as_csv([[_cell(row.get(key, math.nan)) for key in self.header]]))
 
 
@@ -88,9 +90,14 @@ def truncate(run: RunDir, step: int) -> None:
     """Drops the rows after `step`, and a last line that a crash left unfinished."""
     table = Table(run)
     if table.header:
-        run.outbox.replace(METRICS, as_csv(chain([table.header], (row for row in table.rows() if number(row[0]) <= step))))
+        _replace(run, table.header, (row for row in table.texts() if number(row.partition(",")[0]) <= step))
     elif run.metrics_file.exists():
         remove(run.metrics_file)
+
+
+def _replace(run: RunDir, header: Sequence[str], rows: Iterable[str]) -> None:
+    """Writes the table anew: a header, and rows as `Table.texts` gives them."""
+    run.outbox.replace(METRICS, as_csv([header]) + "".join(f"{row}\n" for row in rows).encode())
 
 
 def read_metrics(run: RunDir) -> dict[str, list[float]]:
@@ -159,13 +166,19 @@ class Table:
     """
 
     def __init__(self, run: RunDir, pieces: Iterable[bytes] | None = None) -> None:
-        self._run = run
+        self._run, self._n = run, 0
         self._lines = self._decoded(run.pieces(METRICS, MAX_TABLE_BYTES) if pieces is None else pieces)
         self.header = next((self._quoted(line) for line in self._lines), [])  # [] where there is no file
+        if len(self.header) > MAX_COLUMNS:
+            raise self._no_table(f"it has {len(self.header)} columns, over {MAX_COLUMNS}")
 
     def rows(self) -> Iterator[list[str]]:
         """The rows that have not been read yet, without torn ones."""
         return self._rows(len(self.header))
+
+    def texts(self) -> Iterator[str]:
+        """`rows` as text, without line ends; cells are not taken apart."""
+        return (row if isinstance(row, str) else as_csv([row]).decode().removesuffix("\n") for row in self._whole())
 
     def cells(self, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
         """Yield of each of `rows` the cells in these columns, two or more."""
@@ -174,17 +187,17 @@ class Table:
         return map(itemgetter(*wanted), self._rows(max(wanted) + 1))  # what stands behind the last is not taken apart
 
     def _rows(self, until: int) -> Iterator[list[str]]:
+        return (row.split(",", until) if isinstance(row, str) else row for row in self._whole())
+
+    def _whole(self) -> Iterator[str | list[str]]:
+        """The rows that are not torn, as text; those with a quotation mark as cells."""
         width = len(self.header)
         for line in self._lines:
             if '"' in line:
-                row = self._quoted(line)
-                if len(row) != width:
-                    continue
+                if len(row := self._quoted(line)) == width:
+                    yield row
             elif line.count(",") + 1 == width and (line := line.rstrip("\r\n")):
-                row = line.split(",", until)
-            else:
-                continue
-            yield row
+                yield line
 
     def _quoted(self, line: str) -> list[str]:
         """The row that begins with this line."""
@@ -204,13 +217,17 @@ class Table:
                 except UnicodeDecodeError as error:
                     raise self._no_table(error) from None
                 rest = b""
+                self._n += text.count("\n") + text.count("\r")
+                if self._n > MAX_ROWS:
+                    raise self._no_table(f"it has over {MAX_ROWS} lines")
                 yield from io.StringIO(text, newline="")
             rest += tail
             if len(rest) > MAX_LINE:
                 raise self._no_table(f"it has a line of over {MAX_LINE} bytes")
 
     def _no_table(self, why: object) -> RunError:
-        return RunError(f"{self._run.metrics_file} is no table that a run wrote: {why}")
+        return RunError(f"{self._run.metrics_file} is no table that a run wrote: {why}; move it away, and a resumed run begins "
+                        "another")
 
 
 def as_csv(rows: Iterable[Sequence[str]]) -> bytes:

@@ -26,7 +26,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Literal, TextIO, TypedDict
+from typing import Annotated, Any, Literal, TextIO, TypedDict
 
 import msgspec
 
@@ -46,7 +46,7 @@ PACKAGES = "parl_like", "torch", "numpy", "gymnasium"  # whose versions decide a
 APPENDED = "events.jsonl", "log.txt", "metrics.csv"
 State = Literal["running", "finished", "stopped", "failed"]
 MAX_JSON_BYTES = 1_000_000
-MAX_TABLE_BYTES = 1 << 30  # of metrics.csv: ten million rows
+MAX_TABLE_BYTES = 1 << 28  # of metrics.csv: half a million rows of 50 columns
 
 
 class Git(msgspec.Struct, frozen=True):
@@ -70,7 +70,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     started: str
     ended: str | None = None
     exit_reason: str = ""
-    resumed: int = 0
+    resumed: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
     versions: dict[str, str] = {}
     differs: dict[str, Any] = {}
     evaluated: dict[str, float | None] = {}
@@ -159,8 +159,10 @@ class RunDir:
         try:
             tree = _decoded(self.read("run.json"))
             return msgspec.convert(tree, RunInfo)
+        except RunError:
+            raise
         except (ValueError, RecursionError) as error:
-            raise RunError(f"{self.path / 'run.json'} is not readable: {error}") from None
+            raise RunError(f"{self.path / 'run.json'} is not readable: {error}; put the file back as the run wrote it") from None
 
     def state(self) -> str:
         """The state in `run.json`, or `died` where it says running and that process is gone."""
