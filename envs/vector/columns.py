@@ -9,12 +9,9 @@ import gymnasium as gym
 import numpy as np
 from gymnasium import spaces
 
+from parl_like.environment.value_check import BadOutput
 from parl_like.process.shared_memory import Column, map_file, size_of, views
 from parl_like.values.spec import Array, parts_of
-
-
-class BadOutput(Exception):
-    """An environment returned something else than its spaces and gymnasium promise."""
 
 
 class Leaf(NamedTuple):

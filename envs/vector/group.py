@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from math import isfinite
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -17,7 +18,8 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parl_like.environment.state import clone_state, restore_state
-from parl_like.envs.vector.columns import BadOutput, ColumnLayout, Columns, Status
+from parl_like.environment.value_check import BadOutput, ExactCheck
+from parl_like.envs.vector.columns import ColumnLayout, Columns, Status
 from parl_like.process.child import RestartBudget
 from parl_like.values.copying import copied
 from parl_like.values.errors import TEXT_LIMIT, shortened
@@ -264,9 +266,8 @@ class Group:
             try:
                 out = self.envs[k].reset(**({} if seed is None and not options else {"seed": seed}), **(options or {}))
                 self._check_wanted()
-                if not isinstance(out, tuple) or len(out) != 2 or not isinstance(out[1], dict):
-                    raise BadOutput("reset must return (observation, info dict)" + OLD)
-                arrays = self.obs.checked(out[0])
+                obs, info = ExactCheck.pair(out)
+                arrays = self.obs.checked(obs)
                 if nan := self.obs.nan(arrays):
                     raise BadOutput(nan)
                 break
@@ -276,8 +277,8 @@ class Group:
         for column, array in zip(self.columns.obs, arrays, strict=True):
             column[self.lo + k] = array
         self.over[k], self.steps[k] = False, 0
-        if out[1] or final:
-            self._reply.infos[self.lo + k] = copied(out[1]), final or {}
+        if info or final:
+            self._reply.infos[self.lo + k] = copied(info), final or {}
 
     def step(self) -> Reply | None:
         """One step of every environment, with the actions in the columns."""
@@ -301,17 +302,14 @@ class Group:
                 try:
                     obs, reward, end, cut, info = out
                 except (TypeError, ValueError):
-                    got = f"{len(out)} values" if isinstance(out, (tuple, list)) else type(out).__name__
-                    five = "(observation, reward, terminated, truncated, info)"
-                    raise BadOutput(f"step must return {five}, not {got}{OLD}") from None
+                    ExactCheck.five(out)
                 if not ((end is True or end is False or end.__class__ is np.bool_)
                         and (cut is True or cut is False or cut.__class__ is np.bool_)):
-                    name, flag = ("truncated", cut) if isinstance(end, (bool, np.bool_)) else ("terminated", end)
-                    raise BadOutput(f"{name} is {flag!r}, a {type(flag).__name__}; expected a bool")
+                    ExactCheck.flags(end, cut)
                 if reward.__class__ is not float:
-                    reward = _number(reward)
-                if not isinstance(info, dict):
-                    raise BadOutput(f"info is a {type(info).__name__}; expected a dict")
+                    reward = ExactCheck.number(reward)
+                if info.__class__ is not dict:
+                    ExactCheck.info(info)
                 if single is not None and obs.__class__ is np.ndarray and obs.shape == single[1] and obs.dtype == single[2]:
                     arrays = [obs]
                 else:
@@ -320,8 +318,8 @@ class Group:
                 # The row of an end is checked by itself, for a reset may overwrite it; the others all at once, below.
                 if over and (nan := self.obs.nan(arrays)):
                     raise BadOutput(nan)
-                if not -_HUGE <= reward <= _HUGE:
-                    raise BadOutput(f"the reward is {reward}; expected a finite number")
+                if not isfinite(reward):
+                    ExactCheck.finite(reward)
             except faults() as error:
                 self._drop(k, f"raised in step({action!r}), step {self.steps[k]} of its episode", error)
                 continue
@@ -426,14 +424,3 @@ class Group:
         with suppress(*faults()):
             self.close()
 
-
-OLD = "; make environments of the old gym API with parl_like.envs.make.make_env, or wrap them in its OldStyle"
-_HUGE = float(np.finfo(np.float64).max)
-
-
-def _number(value: Any) -> float:
-    is_number = isinstance(value, (int, float, np.number, np.bool_))
-    if is_number or (isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind in "buif"):
-        return float(value)
-    shape = f" of shape {value.shape}" if isinstance(value, np.ndarray) else ""
-    raise BadOutput(f"the reward is a {type(value).__name__}{shape}; expected one number")

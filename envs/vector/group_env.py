@@ -17,7 +17,8 @@ from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
 from parl_like.environment.factory import for_elsewhere
-from parl_like.envs.vector.columns import BadOutput, ColumnLayout, Columns, Status
+from parl_like.environment.value_check import BadOutput
+from parl_like.envs.vector.columns import ColumnLayout, Columns, Status
 from parl_like.envs.vector.group import EnvFailed, GroupOptions, Reply, faults, seed_after
 from parl_like.envs.vector.hosts import CLOSE_TIMEOUT, Host
 from parl_like.process.child import RestartBudget

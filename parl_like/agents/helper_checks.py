@@ -149,8 +149,13 @@ def check_reward(context: HelperContext, rew: Any) -> None:
         pass  # several rewards, or none
     with suppress(TypeError):
         if np.isinf(rew).any():
-            raise SpecError(f"{context.agent}: task {context.name!r}, field 'rew': expected a finite number, got {rew!r:.200}; "
-                            "mend the environment, or let its agent drop or replace what is not finite (on_bad_value)")
+            raise bad_reward(f"{context.agent}: task {context.name!r}", rew)
+
+
+def bad_reward(where: str, rew: Any) -> SpecError:
+    """Return the refusal of a reward that is not finite, given to the helper of an agent and task (`where`)."""
+    return SpecError(f"{where}, field 'rew': expected a finite number, got {rew!r:.200}; mend the environment, or let its agent "
+                     "drop or replace what is not finite (on_bad_value)")
 
 
 def made_buffer(kind: type, size: int, make: Callable[..., Any], n_lanes: int, rng: np.random.Generator) -> ReplayBuffer:

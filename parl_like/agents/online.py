@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.agents.helper import AgentHelper
+from parl_like.agents.helper_checks import bad_reward
 from parl_like.agents.helper_context import HelperContext
 from parl_like.learning.algorithm import Algorithm
 from parl_like.learning.explorers import EpsilonGreedy, Explorer, random_actions
@@ -132,8 +133,7 @@ class OnlineHelper(AgentHelper):
         if not (obs_next.__class__ is int and 0 <= obs_next < n):
             obs_next = self._converted(obs_next)
         if not isfinite(rew):
-            raise SpecError(f"{self.where}, field 'rew': expected a finite number, got {rew!r}; mend the environment, or drop "
-                            "such steps with Agent(on_bad_value='drop')")
+            raise bad_reward(self.where, rew)
         self.acting.steps += 1
         origins = self._next_origins(terminated or truncated) if self._with_origins else ()
         if self._trains and not self.acting.collecting:

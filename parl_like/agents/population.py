@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from parl_like.agents.helper import AgentHelper
+from parl_like.agents.helper_checks import bad_reward
 from parl_like.agents.helper_context import HelperContext
 from parl_like.interfaces import ActingAgent
 from parl_like.learning.explorers import Candidates
-from parl_like.values.spec import Array, SpecError
+from parl_like.values.spec import Array
 
 
 class PopulationHelper(AgentHelper):
@@ -100,7 +101,7 @@ class PopulationHelper(AgentHelper):
         if not self._evaluates:
             return
         if not isfinite(rew):
-            raise SpecError(f"{self.where}, field 'rew': expected a finite number, got {rew!r}; mend the environment")
+            raise bad_reward(self.where, rew)
         self.acting.steps += 1
         self._score += float(rew)
         if (terminated or truncated) and not self.collecting:

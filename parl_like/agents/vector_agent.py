@@ -173,20 +173,17 @@ class VectorFace(EnvFace):
         if self._keeps:
             info = copied(info)
         if np.shape(done) != (self.n,):
-            raise AgentFailed(f"{agent}: its {self._name} gave terminated and truncated of shapes {np.shape(terminated)} and "
-                              f"{np.shape(truncated)}; expected ({self.n},), a flag for each environment")
+            self._checked(f"its {self._name}", self._output.flag_rows, terminated, truncated, self.n)
         if "dropped" in info:
             self._lost = np.asarray(info["dropped"], bool) & self._running
             self.valid &= ~self._lost
         self._done, self._ended = done, done & self.valid  # told by the environment; those whose POST_EPISODE is still to come
         if np.shape(rew) != (self.n,):
-            raise AgentFailed(f"{agent}: its {self._name} gave rewards of shape {np.shape(rew)}; expected ({self.n},), a number "
-                              f"for each environment: {REWARD_WEIGHTS}")
+            self._checked(f"its {self._name}", self._output.reward_rows, rew, self.n)
         try:
             self._returns += np.where(self.valid, np.asarray(rew, np.float64), 0.0)
         except (TypeError, ValueError):
-            raise AgentFailed(f"{agent}: its {self._name} (seed {self.seed}) gave the rewards {rew!r:.100}; expected a number "
-                              "for each environment") from None
+            self._checked(f"its {self._name} (seed {self.seed})", self._output.reward_rows, rew, self.n)
         counted = self.valid & ~info["imagined"] if "imagined" in info else self.valid
         self._lengths += counted
         if self._limit is not None and self.quotas is not None:

@@ -5,19 +5,18 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from parl_like.data.timestep import TimeStep, first_step, next_step
-from parl_like.environment.factory import REWARD_WEIGHTS, reward_shape
 from parl_like.environment.hooks import Hook, overridden
 from parl_like.environment.process_guard import watched
 from parl_like.environment.resumed_episode import try_out
 from parl_like.environment.state import can_hold, clone_state, hold, restore_state, unhold
-from parl_like.environment.value_check import Acceptance, contains, described, takes_option
+from parl_like.environment.value_check import OLD_GYM, BadOutput, OutputCheck, contains, takes_option
 from parl_like.interfaces import ActingAgent
 from parl_like.tasks.no_progress import Resets
 from parl_like.values.batch import Batch
@@ -31,8 +30,6 @@ PASSED = (Stopped, TaskFailed)
 """Errors that an environment which asks a task (`AgentHelper.ask`) may get from it: no failure of its own."""
 
 _VECTORS = (np.ndarray, list, tuple)
-OLD_GYM = ("; gymnasium's step returns (obs, reward, terminated, truncated, info) and its reset (obs, info); an old gym "
-           "environment needs a wrapper such as shimmy's GymV21CompatibilityV0")
 
 
 class EnvFace:
@@ -57,7 +54,7 @@ class EnvFace:
         self._lacks = [name for name in ("seed", "options") if not takes_option(env.reset, name)]
         self._resets = Resets()
         self._known = False  # whether it was reset once
-        self._accepts = None if agent.on_bad_value == "raise" else Acceptance(env, agent.on_bad_value == "replace")
+        self._output = OutputCheck(env, agent.on_bad_value)
         # Spaces are for tasks; a plain function can act in anything with reset and step.
         self.observation_space = getattr(env, f"{self._of_one}observation_space", None)
         self.action_space: Any = getattr(env, f"{self._of_one}action_space", None)
@@ -92,7 +89,8 @@ class EnvFace:
         self._pre_act[:], self._post_act[:] = pre_act, post_act  # in place: an agent may wait in the middle of a step
         # What `step` reads, in one look: a class with `__getattr__` pays 30 ns more for each.
         self._keeps = any(helper.store_info for helper in helpers)  # perhaps late
-        self._for_step = self._step, self._n, self._start, self._accepts, self._pre_act, self._post_act, self._keeps
+        judged = self._output if self._output.judges else None
+        self._for_step = self._step, self._n, self._start, judged, self._pre_act, self._post_act, self._keeps
 
     def limit(self, steps: int) -> None:
         """From now on an episode that does not end within so many actions is truncated there."""
@@ -141,15 +139,12 @@ class EnvFace:
             raise
         except Exception as error:
             raise self._failed(f" raised in reset(seed={seed})", error) from error
-        if not isinstance(given, (tuple, list)) or len(given) != 2:
-            raise AgentFailed(f"{agent}: reset() of its {self._name} gave {described(given)}; expected the pair (observation, "
-                              f"info), info a dict: `return obs, {{}}`{OLD_GYM}")
-        obs, info = given
+        obs, info = self._checked(f"reset() of its {self._name}", self._output.pair, given)
         if info.__class__ is not dict:
             self._check_info(info, "reset()")
         obs = copied(obs)
-        if self._accepts is not None:
-            obs, _ = self._accepted(self._accepts, obs, 0.0, "reset")
+        if self._output.judges:
+            obs, _ = self._accepted(obs, 0.0, "reset")
         self._open, self._over = True, False
         self._begin(obs, info)
         return obs, info
@@ -270,7 +265,7 @@ class EnvFace:
         agent = self._agent
         if agent.signal is not None:
             agent.obey()
-        env_step, n, start, accepts, pre_act, post_act, keeps = self._for_step  # after a wait perhaps those of another run
+        env_step, n, start, judged, pre_act, post_act, keeps = self._for_step  # after a wait perhaps those of another run
         if agent.last_progress is not None:
             agent.last_progress = agent.count_progress()
         if not (act.__class__ is int and 0 <= act - start < n):
@@ -295,15 +290,15 @@ class EnvFace:
         obs = copied(obs)
         if rew.__class__ is not float:
             rew = copied(rew)
-            if (rew is None or rew.__class__ in _VECTORS) and accepts is None:  # which has its own way with bad values
-                self._check_rewards(rew)
-        if accepts is not None:
-            obs, rew = self._accepted(accepts, obs, rew, "")
+            if (rew is None or rew.__class__ in _VECTORS) and judged is None:  # which has its own way with bad values
+                self._checked(self._so_far(), self._output.reward, rew)
+        if judged is not None:
+            obs, rew = self._accepted(obs, rew, "")
         try:
             self.episode_return += rew
             ended = True if terminated or truncated else False  # noqa: SIM210  a call of bool costs more
         except (TypeError, ValueError):
-            raise self._no_outcome(rew, terminated, truncated) from None
+            self._checked(self._so_far(), self._output.outcome, rew, terminated, truncated)
         self.episode_length += 1
         self.last = (obs, act, rew, terminated, truncated, info)
         agent.steps += 1
@@ -323,29 +318,18 @@ class EnvFace:
             self._count_quota(1)
         return obs, rew, terminated, truncated, info
 
-    def _check_rewards(self, rew: Any) -> None:
-        if rew is None:
-            raise AgentFailed(f"{self._agent}: its environment (seed {self.seed}), after {self.episode_length} steps of the "
-                              "episode, gave the reward None; expected a number")
-        if np.size(rew) > 1 and np.shape(rew) != reward_shape(self._env):
-            declared = reward_shape(self._env) or "a number"
-            raise AgentFailed(f"{self._agent}: its environment (seed {self.seed}), after {self.episode_length} steps of the "
-                              f"episode, gave a reward of shape {np.shape(rew)}, and declares {declared}; {REWARD_WEIGHTS} and "
-                              "give it a `reward_space`")
+    def _checked(self, where: str, rule: Callable[..., Any], *given: object) -> Any:
+        """Return what a rule of the output check returns; its refusal names the agent and the place."""
+        try:
+            return rule(*given)
+        except BadOutput as error:
+            raise AgentFailed(f"{self._agent}: {where} {error}") from None
 
     def _check_info(self, info: object, of: str) -> None:
-        """Refuses an info that is no mapping. A dict is not asked for: wrappers have kinds of their own."""
-        if not isinstance(info, Mapping):
-            raise AgentFailed(f"{self._agent}: {of} of its {self._name} (seed {self.seed}) gave the info {described(info)}; "
-                              "expected a dict, {} where there is nothing to say")
+        self._checked(f"{of} of its {self._name} (seed {self.seed})", self._output.info, info)
 
-    def _no_outcome(self, rew: object, terminated: Any, truncated: Any) -> AgentFailed:
-        """For a reward that cannot be added up, or flags that are neither true nor false."""
-        where = f"{self._agent}: its {self._name} (seed {self.seed}), after {self.episode_length} steps of the episode,"
-        for name, flag in (("terminated", terminated), ("truncated", truncated)):
-            if np.ndim(flag):
-                return AgentFailed(f"{where} gave {name} = {described(flag)}; expected True or False")
-        return AgentFailed(f"{where} gave the reward {described(rew)}; expected a number")
+    def _so_far(self) -> str:
+        return f"its {self._name} (seed {self.seed}), after {self.episode_length} steps of the episode,"
 
     def _ask_to_go_on(self, steps: int) -> None:
         """After so many actions the run may be over, or the agent's share of a collection."""
@@ -361,19 +345,19 @@ class EnvFace:
         if left <= 0 and agent.signal is None:
             agent.signal = "park"  # before its next step
 
-    def _accepted(self, accepts: Acceptance, obs: object, rew: object, moment: str) -> tuple[Any, Any]:
+    def _accepted(self, obs: object, rew: object, moment: str) -> tuple[Any, Any]:
         """Return what the environment gave, as the agent gets it (`Agent.on_bad_value`).
 
         Raises:
             SpecError: it cannot be mended. Interrupted: the episode is dropped.
         """
-        agent = self._agent
+        agent, output = self._agent, self._output
         where = f"{agent}: its environment (seed {self.seed}), {moment or f'step {self.episode_length} of the episode'}"
         try:
-            good_obs, good_rew = accepts.observation(obs), accepts.value(accepts.reward, rew)
+            good_obs, good_rew = output.observation(obs), output.value(output.rewards, rew)
         except SpecError as error:
             fault = SpecError(f"{where}: {error}")
-            if accepts.mend:
+            if output.mends:
                 raise fault from None
             agent.count_bad(f"{fault} (episode dropped)")
             agent.fault = fault

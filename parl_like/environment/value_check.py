@@ -1,17 +1,31 @@
-"""Acceptance: what an environment may return, and what is done with values that are not finite or not of its space."""
+"""The check of what an environment returns, and what is done with values that are not finite or not of its space.
+
+`OutputCheck` is for the environments of agents, `ExactCheck` for those whose outputs are written into arrays of fixed dtypes. No
+other place judges what `reset` and `step` have returned; who asks adds which environment it was.
+"""
 
 from __future__ import annotations
 
 import inspect
 import math
-from typing import Any
+from collections.abc import Mapping
+from functools import cached_property
+from typing import Any, Literal, NoReturn
 
 import gymnasium as gym
 import numpy as np
 
-from parl_like.environment.factory import reward_shape
+from parl_like.environment.factory import REWARD_WEIGHTS, reward_shape
 from parl_like.values.action_codec import Unclipped
 from parl_like.values.spec import Spec, SpecError, leaves, nest, specs_of
+
+OLD_GYM = ("; gymnasium's step returns (obs, reward, terminated, truncated, info) and its reset (obs, info); an old gym "
+           "environment needs a wrapper such as shimmy's GymV21CompatibilityV0")
+OLD = "; make environments of the old gym API with parl_like.envs.make.make_env, or wrap them in its OldStyle"
+
+
+class BadOutput(Exception):
+    """An environment returned something else than its spaces and gymnasium promise: what, and what was expected, in words."""
 
 
 def contains(space: gym.Space[object], act: Any) -> bool:
@@ -36,22 +50,81 @@ def described(value: object) -> str:
     return f"the text {value!r:.60}" if isinstance(value, str) else "None" if value is None else f"{value!r:.60}"
 
 
-class Acceptance:
-    """The rule for an environment's observations and rewards: what they must be like, and what can be mended.
+class OutputCheck:
+    """The check of an agent's environment, single or vector. What works as a number, a flag or a mapping passes.
+
+    Observations and rewards of the right form are looked at here where bad values are dropped or replaced; else tasks and buffers
+    refuse what does not fit them.
 
     Args:
         env: Its `observation_space` and, where rewards are vectors, `reward_space` are what is declared. What has no fixed shape
             is not looked at.
-        mend: Numbers that are not finite become 0, and those outside the bounds the nearest legal ones. Else they are refused.
+        on_bad_value: 'replace': numbers that are not finite become 0, and those outside the bounds the nearest legal ones.
+            'drop': they are refused. 'raise': nobody asks here.
+
+    Attributes:
+        judges: Whether values are looked at. mends: Whether they are replaced.
     """
 
-    def __init__(self, env: Any, mend: bool) -> None:
-        self.mend = mend
+    def __init__(self, env: Any, on_bad_value: Literal["raise", "drop", "replace"]) -> None:
+        self._env, self.judges, self.mends = env, on_bad_value != "raise", on_bad_value == "replace"
+
+    @cached_property
+    def specs(self) -> dict[str, Spec]:
+        """The specs of an observation, by flat name; none of a space without a fixed shape."""
         try:
-            self.specs = specs_of(env.observation_space, "obs")
+            return specs_of(self._env.observation_space, "obs")
         except (AttributeError, TypeError):
-            self.specs = {}
-        self.reward = Spec("rew", reward_shape(env), np.dtype(np.float64))
+            return {}
+
+    @cached_property
+    def rewards(self) -> Spec:
+        """The spec of a reward."""
+        return Spec("rew", reward_shape(self._env), np.dtype(np.float64))
+
+    # ------------------------------------------------------------------------------------------------------------------- form
+
+    def pair(self, given: Any) -> tuple[Any, Any]:
+        """Return what a reset gave. Raises BadOutput where it is no pair."""
+        if isinstance(given, (tuple, list)) and len(given) == 2:
+            return given[0], given[1]
+        raise BadOutput(f"gave {described(given)}; expected the pair (observation, info), info a dict: `return obs, {{}}`"
+                        f"{OLD_GYM}")
+
+    def info(self, info: Any) -> None:
+        """Raise BadOutput for an info that is no mapping. A dict is not asked for: wrappers have kinds of their own."""
+        if not isinstance(info, Mapping):
+            raise BadOutput(f"gave the info {described(info)}; expected a dict, {{}} where there is nothing to say")
+
+    def reward(self, rew: Any) -> None:
+        """Raise BadOutput for a reward that is None, or of another shape than declared."""
+        if rew is None:
+            raise BadOutput("gave the reward None; expected a number")
+        if np.size(rew) > 1 and np.shape(rew) != self.rewards.shape:
+            raise BadOutput(f"gave a reward of shape {np.shape(rew)}, and declares {self.rewards.shape or 'a number'}; "
+                            f"{REWARD_WEIGHTS} and give it a `reward_space`")
+
+    def outcome(self, rew: Any, terminated: Any, truncated: Any) -> NoReturn:
+        """Raise BadOutput for a reward that could not be added up, or flags that are neither true nor false."""
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if np.ndim(flag):
+                raise BadOutput(f"gave {name} = {described(flag)}; expected True or False")
+        raise BadOutput(f"gave the reward {described(rew)}; expected a number")
+
+    def flag_rows(self, terminated: Any, truncated: Any, n: int) -> None:
+        """Raise BadOutput where flags of n environments are not one each."""
+        if np.shape(np.logical_or(terminated, truncated)) != (n,):
+            raise BadOutput(f"gave terminated and truncated of shapes {np.shape(terminated)} and {np.shape(truncated)}; expected "
+                            f"({n},), a flag for each environment")
+
+    def reward_rows(self, rew: Any, n: int) -> None:
+        """Raise BadOutput where rewards of n environments are not one each, or could not be added up."""
+        if np.shape(rew) != (n,):
+            raise BadOutput(f"gave rewards of shape {np.shape(rew)}; expected ({n},), a number for each environment: "
+                            f"{REWARD_WEIGHTS}")
+        raise BadOutput(f"gave the rewards {rew!r:.100}; expected a number for each environment")
+
+    # ------------------------------------------------------------------------------------------------------------------ values
 
     def observation(self, obs: object) -> Any:
         """`obs` itself where it is as declared, else mended.
@@ -70,7 +143,7 @@ class Acceptance:
 
     def value(self, spec: Spec, value: object) -> Any:
         """The same for one array."""
-        if type(value) is float and math.isfinite(value) and spec is self.reward and not spec.shape:
+        if type(value) is float and math.isfinite(value) and spec is self.rewards and not spec.shape:
             return value  # what nearly all rewards are
         array = value
         try:
@@ -78,15 +151,61 @@ class Acceptance:
         except (TypeError, ValueError):
             numbers = spec.convert(value)  # which says what is wrong with it
         if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
-            if not self.mend:
+            if not self.mends:
                 raise spec.error(f"{value!r:.60}", "give finite numbers")
             array = np.nan_to_num(numbers, nan=0, posinf=0, neginf=0)
         row = spec.convert(array)
         if spec.low is not None and not ((row >= spec.low) & (row <= spec.high)).all():
-            if not self.mend:
+            if not self.mends:
                 raise spec.error(f"{value!r:.60}", "stay within the bounds of the space")
             array = np.clip(row, spec.low, spec.high).astype(row.dtype)
         return array
+
+
+class ExactCheck:
+    """The check of an environment whose outputs are written into arrays: flags are bools, an info is a dict, and a reward is one
+    finite number. (Observations: `ColumnLayout.checked` and `nan`, which know the arrays.)"""
+
+    @staticmethod
+    def pair(given: Any) -> tuple[Any, dict[str, Any]]:
+        """Return what a reset gave. Raises BadOutput where it is no observation with an info dict."""
+        if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], dict):
+            raise BadOutput("reset must return (observation, info dict)" + OLD)
+        return given
+
+    @staticmethod
+    def five(given: Any) -> NoReturn:
+        """Raise BadOutput for what a step gave and could not be divided in five."""
+        got = f"{len(given)} values" if isinstance(given, (tuple, list)) else type(given).__name__
+        raise BadOutput(f"step must return (observation, reward, terminated, truncated, info), not {got}{OLD}") from None
+
+    @staticmethod
+    def flags(terminated: Any, truncated: Any) -> None:
+        """Raise BadOutput where one is no bool."""
+        for name, flag in (("terminated", terminated), ("truncated", truncated)):
+            if not isinstance(flag, (bool, np.bool_)):
+                raise BadOutput(f"{name} is {flag!r}, a {type(flag).__name__}; expected a bool")
+
+    @staticmethod
+    def number(rew: Any) -> float:
+        """Return the reward. Raises BadOutput where it is not one number."""
+        is_number = isinstance(rew, (int, float, np.number, np.bool_))
+        if is_number or (isinstance(rew, np.ndarray) and rew.ndim == 0 and rew.dtype.kind in "buif"):
+            return float(rew)
+        shape = f" of shape {rew.shape}" if isinstance(rew, np.ndarray) else ""
+        raise BadOutput(f"the reward is a {type(rew).__name__}{shape}; expected one number")
+
+    @staticmethod
+    def finite(rew: float) -> None:
+        """Raise BadOutput for a reward that is not finite."""
+        if not math.isfinite(rew):
+            raise BadOutput(f"the reward is {rew}; expected a finite number")
+
+    @staticmethod
+    def info(info: Any) -> None:
+        """Raise BadOutput for an info that is no dict."""
+        if not isinstance(info, dict):
+            raise BadOutput(f"info is a {type(info).__name__}; expected a dict")
 
 
 def takes_option(function: Any, name: str) -> bool:
