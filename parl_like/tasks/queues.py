@@ -1,4 +1,4 @@
-"""The two queues of one task: requests of many agents gather in batches, and `due` says when the oldest of them closes.
+"""RequestQueue: requests of many agents gather in batches, and `due` says when the oldest of them closes.
 
 A queue owns no thread and no loop: a driver asks `due`, calls `serve`, wakes the members of the batch, and decides how agents
 wait. So the rules of batching, failing and counting stand here once for all drivers.
@@ -9,23 +9,19 @@ from __future__ import annotations
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-
 from parl_like.data.buffers._rows import RowBlock
-from parl_like.learning.explorers import Explorer
 from parl_like.tasks.batch_rule import BatchRule
 from parl_like.tasks.no_progress import Asking
-from parl_like.tasks.task import ComputationTask, Mode
+from parl_like.tasks.task import ComputationTask
 from parl_like.tasks.tickets import INFINITE, Counters, Ticket
-from parl_like.values.action_codec import ActionCodec
-from parl_like.values.errors import Dropped, Stopped, TaskFailed
-from parl_like.values.spec import Array, Spec, SpecError
+from parl_like.values.errors import Stopped, TaskFailed
+from parl_like.values.spec import Array
 
 
 @dataclass(slots=True, eq=False)
@@ -215,245 +211,3 @@ class RequestQueue(ABC):
         for ticket in tickets:
             ticket.error = self._refused(ticket)
         return tickets
-
-
-class PredictionQueue(RequestQueue):
-    """Rows of many agents, written straight into preallocated columns.
-
-    Attributes:
-        codec: Makes the environment's actions of the task's outputs.
-        make_block: Makes the columns of a batch, from their specs and a number of rows.
-    """
-
-    kind = "predict"
-
-    def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any, mode: Mode, specs: list[Spec],
-                 codec: ActionCodec) -> None:
-        super().__init__(task, rule, lock)
-        self.mode: Mode = mode
-        self.specs, self.codec = specs, codec
-        self.explorer: Explorer | None = None
-        self._capacity = rule.max_rows or 64
-        self._free: list[RowBlock] = []
-        self.make_block: Callable[[list[Spec], int], RowBlock] = RowBlock
-
-    def add_explorer(self, explorer: Explorer, agent: object) -> None:
-        """The explorer of one more agent.
-
-        Raises:
-            ValueError: it is of another kind than those of the other agents.
-        """
-        if self.explorer is None:
-            self.explorer = explorer
-            if explorer.noise is not None:
-                self.specs = [*self.specs, explorer.noise.owned_by(f"task {self.task.name!r}")]
-        elif self.explorer.kind() != explorer.kind():
-            raise ValueError(f"{agent}, task {self.task.name!r}: explorer {explorer.kind()} differs from {self.explorer.kind()} "
-                             "of the other agents; one batch has one kind of explorer, so give all helpers of a task the same")
-
-    def portions(self, rows: int) -> list[int]:
-        """Divide a request of `rows` rows from many agents: what the open batch still takes first, then whole batches."""
-        limit = self.max_rows or rows
-        room = limit - self.batches[-1].rows if self.batches and self.max_rows else 0
-        first = min(room or limit, rows)
-        return [first, *(min(limit, rows - start) for start in range(first, rows, limit))]
-
-    def _new_batch(self) -> RequestBatch:
-        while self._free:
-            block = self._free.pop()
-            if block.capacity >= self._capacity:
-                return RequestBatch(block)
-        return RequestBatch(self.make_block(self.specs, self._capacity))
-
-    def put(self, ticket: Ticket, values: Any) -> None:
-        """Adds a request for a row of values, or for `ticket.rows` rows of arrays. The caller holds `lock`."""
-        if self.stopped is not None:
-            raise self._refused(ticket)
-        ticket.queue = self
-        rows = ticket.rows or 1
-        if self.batches and self.max_rows is None:
-            batch = self.batches[-1]
-        else:
-            batch = self._room_for(rows)
-        start = batch.rows
-        if start + rows > batch.block.capacity:
-            self._capacity = max(self._capacity, 2 * batch.block.capacity, start + rows)
-            batch.block = _copy(batch.block, slice(0, start), self.make_block(self.specs, self._capacity))
-        try:
-            if ticket.rows:
-                batch.block.write_rows(start, rows, values)
-            else:
-                batch.block.write(start, values)
-        except Exception as error:
-            if not start:
-                self.batches.pop()
-            raise type(error)(f"{ticket.agent}: {error}") from None
-        batch.rows = start + rows
-        batch.tickets.append(ticket)
-        ticket.start = start
-        self.rows += rows
-
-    def _run(self, batch: RequestBatch) -> None:
-        try:
-            self._ask(batch)
-        except Exception:
-            if not self.task.bisect or len(batch.tickets) == 1:
-                raise
-            try:
-                for half in self.halves(batch):
-                    try:
-                        self._run(half)
-                    except Exception as again:  # noqa: BLE001  as above
-                        self._fail(again, half.tickets)
-            except BaseException:  # Ctrl-C: the batch is put back as it was
-                _number(batch.tickets)
-                for ticket in batch.tickets:
-                    ticket.error = None
-                raise
-
-    def halves(self, batch: RequestBatch) -> list[RequestBatch]:
-        """The requests of a batch that failed, as two with copies of their rows: asked again, they tell whose rows are bad."""
-        middle, out = len(batch.tickets) // 2, []
-        row = batch.tickets[middle].start
-        for tickets, rows in ((batch.tickets[:middle], slice(0, row)), (batch.tickets[middle:], slice(row, batch.rows))):
-            n = rows.stop - rows.start
-            out.append(RequestBatch(_copy(batch.block, rows, RowBlock(self.specs, n)), tickets, n, born=batch.born))
-            _number(tickets)
-        return out
-
-    def _ask(self, batch: RequestBatch) -> None:
-        """One forward pass, and its answers to all requests of the batch."""
-        n = batch.rows
-        inputs = {name: column[:n] for name, column in batch.block.arrays.items()}
-        noise = inputs.pop("noise", None)
-        if noise is not None and self.explorer is not None and self.explorer.given is not None:
-            inputs[self.explorer.given] = noise
-        out, version = self.task.act(inputs, self.mode)
-        if self.explorer is not None:
-            for name, value in self.explorer.act(out, noise).items():
-                if getattr(value, "shape", ())[:1] != (n,):
-                    raise SpecError(f"{type(self.explorer).__name__}.act returned {name!r} as {type(value).__name__} of shape "
-                                    f"{np.shape(value)} for {n} rows; expected an array with one row for each")
-                # The columns are reused for the next batch, so an explorer's action must not live in them.
-                out[name] = value.copy() if noise is not None and np.may_share_memory(value, noise) else value
-        self.answer(batch.tickets, out, version)
-
-    def answer(self, tickets: list[Ticket], out: dict[str, Array], version: int) -> None:
-        """Gives the members of one batch its outputs."""
-        acts = self.codec.listed(out)
-        for ticket in tickets:
-            ticket.out, ticket.acts, ticket.version = out, acts, version
-
-    def recycle(self, batch: RequestBatch) -> None:
-        self._free.append(batch.block)
-
-
-def _copy(block: RowBlock, rows: slice, other: RowBlock) -> RowBlock:
-    """Some rows of a block, at the beginning of another."""
-    for name, column in block.arrays.items():
-        other.arrays[name][: rows.stop - rows.start] = column[rows]
-    return other
-
-
-def _number(tickets: Sequence[Ticket]) -> None:
-    """The first row of each request, where they stand one after the other."""
-    start = 0
-    for ticket in tickets:
-        ticket.start = start
-        start += ticket.rows or 1
-
-
-class TrainingQueue(RequestQueue):
-    """Learning batches of many agents, concatenated when they are served.
-
-    Attributes:
-        last_result: Metrics of the newest training return.
-        env_steps: Of the pool whose requests these are.
-    """
-
-    kind = "learn"
-    last_result: Mapping[str, Any] = {}
-    env_steps: Callable[[], int] | None = None
-
-    def put(self, ticket: Ticket, values: Mapping[str, Array]) -> list[Ticket]:
-        """Adds a request; the caller holds `lock`, and wakes the tickets that were dropped for it."""
-        if self.stopped is not None:
-            raise self._refused(ticket)
-        ticket.queue = self
-        batch = self._room_for(ticket.rows)
-        try:
-            self._check(ticket, values, batch.parts[0] if batch.parts else None)
-        except Exception:
-            if not batch.parts:
-                self.batches.pop()
-            raise
-        batch.parts.append(values)
-        batch.tickets.append(ticket)
-        ticket.start = batch.rows
-        batch.rows += ticket.rows
-        self.rows += ticket.rows
-        bound = self.rule.max_queued
-        return [] if bound is None or self.rule.when_full == "block" else self._drop_oldest(ticket, bound)
-
-    def is_full(self) -> bool:
-        """Return whether the sender of one more request must wait for it."""
-        return self.rule.max_queued is not None and self.rule.when_full == "block" and self.rows >= self.rule.max_queued
-
-    def _drop_oldest(self, newest: Ticket, bound: int) -> list[Ticket]:
-        dropped = []
-        while self.rows > bound and (batch := self.batches[0]).tickets[0] is not newest:
-            ticket = batch.tickets.pop(0)
-            batch.parts.pop(0)
-            _number(batch.tickets)
-            batch.rows -= ticket.rows
-            self.rows -= ticket.rows
-            self.counters.dropped += ticket.rows
-            ticket.error = Dropped(f"{self._where(ticket)}: dropped {ticket.rows} rows to learn from; the queue holds {bound} "
-                                   "and newer ones came")
-            dropped.append(ticket)
-            self.abandoned -= ticket.abandoned
-            batch.born = perf_counter()
-            if not batch.tickets:
-                self.batches.popleft()
-        return dropped
-
-    def _check(self, ticket: Ticket, values: Mapping[str, Array], first: Mapping[str, Array] | None) -> None:
-        """Rows of one batch are joined, so the first request must fit the model's inputs, and the others the first."""
-        def misfit(name: str, shape: tuple[int, ...], dtype: Any, whose: str) -> SpecError:
-            return SpecError(f"{self._where(ticket)}, training field {name!r}: expected rows of {shape} {dtype}, as in {whose}, "
-                             f"got {values[name].shape[1:]} {values[name].dtype}")
-
-        if first is None:
-            inputs = self.task.algorithm.model.inputs()
-            for name in values.keys() & inputs.keys():
-                shape, value = inputs[name].shape, values[name]
-                if value.ndim <= len(shape) or value.shape[value.ndim - len(shape) :] != shape:  # perhaps with an axis of time
-                    raise misfit(name, shape, inputs[name].dtype, "the model")
-            return
-        if values.keys() != first.keys():
-            raise ValueError(f"{self._where(ticket)}: training fields {sorted(values)} differ from {sorted(first)} of the "
-                             "requests before; all helpers of a task must send the same fields")
-        for name, other in first.items():
-            if values[name].shape[1:] != other.shape[1:] or values[name].dtype != other.dtype:
-                raise misfit(name, other.shape[1:], other.dtype, "the request before")
-
-    def _run(self, batch: RequestBatch) -> None:
-        if self.env_steps is not None:
-            self.task.follow(self.env_steps())
-        result = self.task.learn(self.joined(batch))
-        self.last_result = {}
-        for name, value in result.items():
-            if not isinstance(value, np.ndarray) or not value.ndim:
-                self.last_result[name] = value
-            elif len(value) != batch.rows:
-                raise ValueError(f"learn returned {name!r} with {len(value)} rows; expected a scalar or one row for each of "
-                                 f"{batch.rows}")
-        for ticket in batch.tickets:
-            ticket.out = result
-            ticket.version = self.task.version
-
-    @staticmethod
-    def joined(batch: RequestBatch) -> Mapping[str, Array]:
-        """The rows of all requests of a batch, in their order."""
-        parts = batch.parts
-        return parts[0] if len(parts) == 1 else {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}

@@ -51,6 +51,14 @@ class Ticket:
     after: Ticket | None = None
 
 
+def number(tickets: Sequence[Ticket]) -> None:
+    """Set the first row of each request, where they stand one after the other."""
+    start = 0
+    for ticket in tickets:
+        ticket.start = start
+        start += ticket.rows or 1
+
+
 def joined(tickets: Sequence[Ticket]) -> dict[str, Array]:
     """The replies to one request that may have been split."""
     parts = [{name: v[t.start : t.start + t.rows] for name, v in t.out.items()} for t in tickets]

@@ -9,9 +9,11 @@ from typing import Any
 from parl_like.interfaces import ActingAgent, DriverPort
 from parl_like.learning.fixed_settings import Alias
 from parl_like.tasks.batch_rule import BatchRule
-from parl_like.tasks.queues import PredictionQueue, RequestQueue, TrainingQueue
+from parl_like.tasks.prediction_queue import PredictionQueue
+from parl_like.tasks.queues import RequestQueue
 from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.tasks.tickets import Ticket
+from parl_like.tasks.training_queue import TrainingQueue
 from parl_like.values.action_codec import ActionCodec
 from parl_like.values.spec import Array
 

@@ -24,7 +24,8 @@ from parl_like.drivers.workers.shared_rows import Blocks
 from parl_like.drivers.workers.worker_agents import COUNTS, Recipe, WorkerPool
 from parl_like.learning.span import move_ends
 from parl_like.tasks.acting_copies import tensors_of
-from parl_like.tasks.queues import RequestBatch, RequestQueue, TrainingQueue
+from parl_like.tasks.queues import RequestBatch, RequestQueue
+from parl_like.tasks.training_queue import joined_rows
 from parl_like.values.errors import AgentFailed
 from parl_like.values.spec import Array
 
@@ -81,7 +82,7 @@ class Worker:
             self.blocks = Blocks(self.recipe.shared, self.recipe.name)
             for wrapper in self.pool.wrappers.values():
                 if wrapper.task.serve == "central":
-                    wrapper.predictions.make_block = self.blocks.make
+                    wrapper.predictions.blocks.make = self.blocks.make
         self.send(Kind.HELLO)
         return True
 
@@ -135,7 +136,7 @@ class Worker:
         said: dict[str, Any] = {**notes, "n": len(batch.tickets)}
         number = self.blocks.number_of(batch.block) if self.blocks is not None and batch.block is not None else None
         if queue.kind == "learn":
-            rows = TrainingQueue.joined(batch)
+            rows = joined_rows(batch)
             said["update"] = [max(t.steps for t in batch.tickets), int(any(t.scheduled for t in batch.tickets))]
         elif number is None:
             rows = {name: column[:n] for name, column in batch.block.arrays.items()}

@@ -25,7 +25,8 @@ from parl_like.run.driver import CALLED_BY_AGENT
 from parl_like.run.helper_maker import HelperMaker
 from parl_like.run.pool_options import PoolOptions
 from parl_like.run.statistics import Counted, Statistics
-from parl_like.tasks.queues import PredictionQueue, RequestBatch, RequestQueue
+from parl_like.tasks.prediction_queue import PredictionQueue
+from parl_like.tasks.queues import RequestBatch, RequestQueue
 from parl_like.tasks.task import ComputationTask
 from parl_like.tasks.tickets import Counters, Ticket
 from parl_like.tasks.wrapper import ComputationWrapper
