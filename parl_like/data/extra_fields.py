@@ -20,12 +20,12 @@ Wanted = Sequence[str] | Mapping[str, Any]
 dtype."""
 
 
-def info_specs(owner: str, wanted: Wanted) -> dict[str, tuple[Spec, Any]]:
+def info_specs(owner: str, wanted: Wanted) -> dict[str, tuple[Spec, object]]:
     """Key → its column, and what stands for it where it lacks (None: an error). Raises TypeError for what is no such thing."""
     if isinstance(wanted, str) or not all(isinstance(name, str) and name for name in wanted):
         raise TypeError(f"{owner}: store_info is {wanted!r}; expected keys of info, such as ('x',), or a dict from keys to what "
                         "stands for them where they lack: {'x': 0.0}")
-    out: dict[str, tuple[Spec, Any]] = {}
+    out: dict[str, tuple[Spec, object]] = {}
     for name in wanted:
         instead = np.asarray(wanted[name]) if isinstance(wanted, Mapping) else None
         if instead is not None and instead.dtype.kind not in "biuf":
@@ -45,7 +45,7 @@ class KeptColumns:
         n: Environments of a vector environment; 0: there is one.
     """
 
-    def __init__(self, where: str, policy: Sequence[Spec], info: Mapping[str, tuple[Spec, Any]], n: int) -> None:
+    def __init__(self, where: str, policy: Sequence[Spec], info: Mapping[str, tuple[Spec, object]], n: int) -> None:
         self.where, self.policy, self.n = where, tuple(policy), n
         self.info = {name: (spec.owned_by(where), instead) for name, (spec, instead) in info.items()}
         self.specs = (*self.policy, *(spec for spec, _ in info.values()))

@@ -26,7 +26,7 @@ against a slow twin, `tests/fakes/return_twins.py`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -208,7 +208,7 @@ def _flags(verb: str, last: ArrayLike) -> Array:
     return flags
 
 
-def _dtype_of(rew: Array) -> np.dtype[Any]:
+def _dtype_of(rew: Array) -> np.dtype[np.generic]:
     return rew.dtype if rew.dtype == np.float32 else np.dtype(np.float64)
 
 

@@ -48,7 +48,7 @@ class EnvFace:
     cut_short = 0  # episodes that `limit` has ended
     _name, _of_one = "environment", ""  # what the environment is called, and how the names of one's spaces begin
 
-    def __init__(self, env: gym.Env[object, Any], agent: ActingAgent) -> None:
+    def __init__(self, env: gym.Env[Any, Any], agent: ActingAgent) -> None:
         self._env, self._agent = env, agent
         self._step: Any = env.step
         self._lacks = [name for name in ("seed", "options") if not takes_option(env.reset, name)]
@@ -57,7 +57,7 @@ class EnvFace:
         self._output = OutputCheck(env, agent.on_bad_value)
         # Spaces are for tasks; a plain function can act in anything with reset and step.
         self.observation_space = getattr(env, f"{self._of_one}observation_space", None)
-        self.action_space: Any = getattr(env, f"{self._of_one}action_space", None)
+        self.action_space: gym.Space[object] | None = getattr(env, f"{self._of_one}action_space", None)
         self._n, self._start = -1, 0
         if isinstance(self.action_space, gym.spaces.Discrete):  # then `step` can check an action without asking the space
             self._n, self._start = int(self.action_space.n), int(self.action_space.start)
@@ -67,8 +67,8 @@ class EnvFace:
         self.seed: int | None = None
         self.carried: dict[str, object] | None = None
         self._left = False  # whether other episodes were played since that one was held
-        self._pre_act: list[Any] = []
-        self._post_act: list[Any] = []
+        self._pre_act: list[Callable[..., None]] = []
+        self._post_act: list[Callable[..., None]] = []
         self._open = False  # an episode is running, or ended without its POST_EPISODE yet
         self._over = True
         self.observe([])
@@ -198,11 +198,11 @@ class EnvFace:
         """Episodes that are running."""
         return int(self._open and not self._over)
 
-    def _observed(self) -> Any:
+    def _observed(self) -> object:
         """Return the observation to act on next."""
         return self.last[0]
 
-    def _counted(self) -> Any:
+    def _counted(self) -> tuple[object, ...]:
         return self.episode_return, self.episode_length
 
     def put_back(self, carried: dict[str, object]) -> None:

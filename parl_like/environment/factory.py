@@ -10,7 +10,7 @@ from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, TypeVar, cast
 
 import cloudpickle
 import gymnasium as gym
@@ -21,7 +21,10 @@ from parl_like.interfaces import ActingAgent, AgentPort
 from parl_like.values import env_ids
 from parl_like.values.spec import Array
 
-EnvSource = str | gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any] | Callable[[], Any] | None
+E = TypeVar("E")
+
+AnyEnv = gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]
+EnvSource = str | AnyEnv | Callable[[], Any] | None
 
 OURS = "parl_like.envs"
 """The module that registers the ids of our own environments."""
@@ -53,7 +56,7 @@ def make_one(source: EnvSource) -> Any:
     return one_player(source if is_made(source) or not callable(factory_of(source)) else factory_of(source)())
 
 
-def one_player(env: object) -> Any:
+def one_player(env: E) -> E:
     """The environment itself. Raises TypeError for one of PettingZoo's, which has several players."""
     if hasattr(env, "possible_agents") and not isinstance(env, (gym.Env, gym.vector.VectorEnv)):
         turns = hasattr(env, "agent_iter")
@@ -64,7 +67,7 @@ def one_player(env: object) -> Any:
     return env
 
 
-def for_elsewhere(source: EnvSource) -> Any:
+def for_elsewhere(source: EnvSource) -> EnvSource:
     """A source for another process, which takes along the ids that code of this one has registered with gymnasium by a class or a
     function. Those that were registered by the name of a module are registered there when it is imported: ours, and that of an id
     which is the source itself."""
@@ -139,11 +142,11 @@ def again(env: object) -> Callable[..., object]:
     return partial(gym.make, spec)
 
 
-def drawable(factory: Callable[..., object]) -> Callable[[], Any]:
+def drawable(factory: Callable[..., E]) -> Callable[[], E]:
     """A factory of the same environments that draws them, as far as that can be asked for: `render_mode="rgb_array"` where the
     factory takes a render mode; else what it gives is switched to that mode, if it knows it."""
 
-    def make() -> Any:
+    def make() -> E:
         try:
             inspect.signature(factory).bind(render_mode=DRAWN)
         except (TypeError, ValueError):  # it takes no such option, or has no signature
@@ -155,7 +158,7 @@ def drawable(factory: Callable[..., object]) -> Callable[[], Any]:
     return make
 
 
-def _switched(env: object) -> Any:
+def _switched(env: E) -> E:
     """An environment that was made for another mode, told to draw: environments look at `render_mode` when they render."""
     for one in getattr(env, "envs", None) or [env]:
         metadata = getattr(one, "metadata", None) or {}

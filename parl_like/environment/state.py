@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import gymnasium as gym
-from gymnasium.vector import VectorEnv
 
 from parl_like.values.batch_leaf import same
+
+if TYPE_CHECKING:
+    from parl_like.environment.factory import AnyEnv
 
 # What layers remember, by class: exactly these classes, for a subclass may remember more. () is: nothing.
 _CONTROL, _TEXT, _WRAPPERS = "gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.", "gymnasium.wrappers."
@@ -44,7 +46,7 @@ _SYNC = "gymnasium.vector.sync_vector_env.SyncVectorEnv"
 REFUSED = {"ale_py.env.AtariEnv": "its state lacks the action that sticks; use parl_like.envs.atari.Atari"}
 
 
-def clone_state(env: gym.Env[object, object] | VectorEnv[object, object, object]) -> dict[str, object]:
+def clone_state(env: AnyEnv) -> dict[str, object]:
     """Everything in an environment and its wrappers that what comes next depends on: restore it, take the same actions, and
     observations, rewards, ends and later episodes are the same. It stays as it is whatever the environment does, and may be
     restored many times.
@@ -63,7 +65,7 @@ def clone_state(env: gym.Env[object, object] | VectorEnv[object, object, object]
     return {"layers": [(_name(layer), _part(layer)) for layer in _layers(env)]}
 
 
-def restore_state(env: gym.Env[Any, Any] | VectorEnv[object, object, object], state: Mapping[str, Any]) -> None:
+def restore_state(env: AnyEnv, state: Mapping[str, Any]) -> None:
     """Goes back to a state, also one of another environment that was made alike.
 
     Raises:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from typing import Any, Literal, NoReturn
 
@@ -208,7 +208,7 @@ class ExactCheck:
             raise BadOutput(f"info is a {type(info).__name__}; expected a dict")
 
 
-def takes_option(function: Any, name: str) -> bool:
+def takes_option(function: Callable[..., object], name: str) -> bool:
     """Return whether the function can be called with this keyword, as far as its signature is known."""
     try:
         parameters = inspect.signature(function).parameters

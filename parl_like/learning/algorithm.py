@@ -314,7 +314,7 @@ class Algorithm(Guarded):
                              f"declares it: ComputationTask(..., asks=[{task!r}])")
         return self._asks(task, inputs)
 
-    def connect_asked(self, ask: Callable[[str, Mapping[str, Any]], Batch]) -> None:
+    def connect_asked(self, ask: Callable[[str, Mapping[str, object]], Batch]) -> None:
         """Let `ask` go through this function of a task's name and its inputs; the task calls it."""
         self._asks = ask
 

@@ -32,7 +32,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter, is_l
 
 from parl_like.values.errors import unknown
 
-Init = Callable[[Tensor], Any]
+Init = Callable[[Tensor], object]
 """Fills a weight in place. It is shown in torch's orientation, [out, in] or [out, in, height, width]."""
 
 

@@ -29,7 +29,7 @@ ROW = "update_row"
 BESIDE: ContextVar[Executor | None] = ContextVar("BESIDE", default=None)
 """Threads for some of this thread's backward passes; None: it makes all of them itself."""
 
-Step = tuple[Mapping[str, Any], Any]
+Step = tuple[Mapping[str, Any], object]
 """The result of `learn` for a minibatch, without gradients, and the places of its rows in the update (None: it was all of it)."""
 
 
@@ -185,7 +185,7 @@ class Optimization:
                 if not named:
                     self._check_names(out)
                 losses = {name: out[name] for name in named if self.steppers[name].loss.every == 1 or algorithm.due(name)}
-                told: dict[str, Any] = {}
+                told: Mapping[str, object] = {}
                 if losses:
                     told = self._step(losses)
                     self.stepped += losses

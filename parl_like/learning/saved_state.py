@@ -114,7 +114,7 @@ def load_what_fits(network: torch.nn.Module, saved: Mapping[str, object]) -> lis
     return left_out
 
 
-def _differing(network: torch.nn.Module, saved: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
+def _differing(network: torch.nn.Module, saved: Mapping[str, Any]) -> dict[str, tuple[object, object]]:
     """Tensor name → (saved shape, own shape) where they differ; None: not there."""
     own = network.state_dict()
     shapes = {key: tuple(tuple(there[key].shape) if key in there else None for there in (saved, own))
@@ -234,7 +234,7 @@ class Attributes:
         return {"model", "mode", "updates", "updates_before", "rng", "torch_rng", "_attributes", "_asks", "_guarded",
                 *algorithm.transient, *algorithm.remembers}
 
-    def changed(self, algorithm: TrainedAlgorithm) -> dict[str, Any]:
+    def changed(self, algorithm: TrainedAlgorithm) -> dict[str, object]:
         """Return the attributes that are not as they were at the start, packed; so what learning does not change stays the new
         robot's own."""
         out = {}

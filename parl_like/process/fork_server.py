@@ -225,7 +225,7 @@ class ForkServer:
         shutil.rmtree(path, ignore_errors=True)
         self._folders.discard(path)
 
-    def _send(self, order: dict[str, Any], payload: bytes = b"", fds: Sequence[int] = ()) -> None:
+    def _send(self, order: Mapping[str, object], payload: bytes = b"", fds: Sequence[int] = ()) -> None:
         text = json.dumps(order).encode()
         socket.send_fds(self._control, [_TWO.pack(len(text), len(payload))], fds)
         self._control.sendall(text + payload)

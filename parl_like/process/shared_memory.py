@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from parl_like.values.spec import Array
 
@@ -17,7 +18,7 @@ ALIGNMENT = 64
 """Bytes of a cache line: each array begins on one of its own, so that two processes that write into neighbours do not slow each
 other."""
 
-Column = tuple[tuple[int, ...], Any]
+Column = tuple[tuple[int, ...], npt.DTypeLike]
 """Shape and dtype of one array."""
 
 

@@ -155,7 +155,7 @@ def clear(value: Leaf, index: Index) -> Leaf:
     return value
 
 
-def _zero_of(dtype: np.dtype[Any]) -> Any:
+def _zero_of(dtype: np.dtype[np.generic]) -> Array | None:
     return None if dtype.kind == "O" else np.zeros((), dtype)
 
 

@@ -128,7 +128,7 @@ class Spec:
                           f"{mend}, not text" if text else mend, rows)
 
     @cached_property
-    def integer_bounds(self) -> tuple[Any, Any] | None:
+    def integer_bounds(self) -> tuple[Array | int, Array | int] | None:
         """`low` and `high` where they allow less than the integer dtype does; else None."""
         if self.dtype.kind not in "iu" or self.low is None or self.high is None:
             return None

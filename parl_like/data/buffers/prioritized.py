@@ -132,7 +132,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
             raise ValueError(f"{self!r}: field 'weight' is made here when rows are read; store it by another name")
         super().use_fields(specs, empty_keys)
 
-    def _set(self, positions: Any, weights: Any) -> None:
+    def _set(self, positions: Positions | int, weights: Array | float) -> None:
         """Sets weights; all of them, or none where one is refused."""
         self._sum[positions] = weights
         if self._min is not None:

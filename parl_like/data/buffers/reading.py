@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import gymnasium as gym
 import numpy as np
@@ -162,7 +161,7 @@ class Lanes(Buffer, Guarded):
 
     # ---- along time
 
-    def _done(self, positions: Any) -> Any:
+    def _done(self, positions: Positions | slice | int) -> Array:
         return self.columns[FLAGS[0]][positions] | self.columns[FLAGS[1]][positions]
 
     def _each(self, index: object, walk: Callable[[Positions], Positions]) -> Positions:

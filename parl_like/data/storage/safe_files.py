@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 LARGE = 64 << 20  # bytes from which a file that is mostly holes is refused
 MAX_RATIO = 64  # size of such a file over what it takes on the disk; compressing file systems reach less
@@ -169,7 +169,7 @@ def names_in(folder: str | os.PathLike[str], *, limit: int) -> list[str]:
     return sorted(names)
 
 
-def write_new(path: Path, pieces: Iterable[Any]) -> tuple[int, str]:
+def write_new(path: Path, pieces: Iterable[bytes | memoryview]) -> tuple[int, str]:
     """A new file with these bytes, fsynced. Returns its size and sha256."""
     digest, size = hashlib.sha256(), 0
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)

@@ -16,8 +16,8 @@ MIN_VAR = 1e-8  # a constant field is divided by 1e-4, not by 0
 
 class _MomentsPart(NamedTuple):
     n: float
-    mean: Any  # [*shape] float64
-    var: Any
+    mean: float | Array  # [*shape] float64
+    var: float | Array
 
 
 _LOCK = threading.Lock()  # one for all moments: a merge is short, and a lock inside could be neither copied nor pickled
@@ -60,11 +60,11 @@ class Moments:
                 self._update_number = self._update_number if update_number is None else update_number
 
     @property
-    def mean(self) -> Any:
+    def mean(self) -> float | Array:
         return self._total[0]
 
     @property
-    def std(self) -> Any:
+    def std(self) -> float | Array:
         return self._total[1]
 
     def normalize(self, x: Array, clip: float | None = None, center: bool = True) -> Array:
