@@ -47,7 +47,7 @@ class APPO(PPO):
                   boot: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         rew, discount, cuts, now, then = self.columns(batch, value, boot)
         log_ratio = (self.model.head.log_prob(out, batch.act) - batch.log_prob).cpu().numpy()
-        v, _ = vtrace(rew, discount, now, then, log_ratio, cuts, self.rho_bar, self.c_bar, self.lam)
+        v, _ = vtrace(rew, discount, now, then, log_ratio, cuts, rho_bar=self.rho_bar, c_bar=self.c_bar, lam=self.lam)
         after = next_values(v, cuts, boot.cpu().numpy())
         advantage = torch.from_numpy(rew + discount * after - now)
         return advantage.to(value.device), torch.from_numpy(v).to(value.device)

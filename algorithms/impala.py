@@ -195,7 +195,8 @@ class IMPALA(ActorCritic):
         discount = discounts(batch, stream.gamma, goes_on)
         last, now, then, ratios = (np.ascontiguousarray(x.cpu().numpy()) for x in (batch.last, value, boot, log_ratio))
         rewards = (rew.cpu().numpy() * self.reward_scale).astype(np.float32)
-        v, a = vtrace(rewards, discount, now, next_values(now, last, then), ratios, last, self.rho_bar, self.c_bar, self.lam)
+        v, a = vtrace(rewards, discount, now, next_values(now, last, then), ratios, last,
+                      rho_bar=self.rho_bar, c_bar=self.c_bar, lam=self.lam)
         return torch.from_numpy(v).to(value.device), torch.from_numpy(a).to(value.device), counts
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:

@@ -48,7 +48,7 @@ class Targets(NamedTuple):
     row: Tensor
 
 
-def model_targets(reward: Tensor, baseline: Tensor, done: Tensor, truncated: Tensor, k: int, n: int, gamma: float,
+def model_targets(reward: Tensor, baseline: Tensor, done: Tensor, truncated: Tensor, *, k: int, n: int, gamma: float,
                   generation: int = 2) -> Targets:
     """Targets of a world model from published rows (see the text of this module).
 
@@ -264,7 +264,8 @@ class WorldModel(Algorithm):
         x = self.acting.normalize(obs) if self.return_x else None
         if x is not None and self.acting.latent:
             x = x[:, -self.acting.frame :]  # like what latent planning decodes
-        out = self._reply(inputs.node[rows], torch.zeros_like(v), torch.zeros_like(v), v, logits, state, x)
+        nothing = torch.zeros_like(v)
+        out = self._reply(inputs.node[rows], r=nothing, done=nothing.clone(), v=v, logits=logits, state=state, x=x)
         if self.return_z:
             out["z"] = self.acting.held_feature(self.acting.normalize(obs), inputs.act[rows])
         return out
@@ -273,14 +274,14 @@ class WorldModel(Algorithm):
         parent = inputs.parent[rows]
         state = {name: values.index_select(0, parent) for name, values in self.table.items()}
         r, done, v, logits, state, x = self.acting.recurrent(state, inputs.act[rows], decode=self.return_x or self.return_z)
-        out = self._reply(inputs.node[rows], r, done, v, logits, state, x if self.return_x else None)
+        out = self._reply(inputs.node[rows], r=r, done=done, v=v, logits=logits, state=state, x=x if self.return_x else None)
         if self.return_z:
             assert x is not None
             out["z"] = self.acting.held_feature(x, inputs.act[rows], self.acting.depth)
         return out
 
     def _reply(
-        self, node: Tensor, r: Tensor, done: Tensor, v: Tensor, logits: Tensor, state: Mapping[str, Tensor], x: Tensor | None,
+        self, node: Tensor, *, r: Tensor, done: Tensor, v: Tensor, logits: Tensor, state: Mapping[str, Tensor], x: Tensor | None,
     ) -> dict[str, Tensor]:
         for name, values in state.items():
             self.table[name][node] = values
@@ -322,8 +323,8 @@ class WorldModel(Algorithm):
         reward = reward if clip is None else reward.clamp(-clip, clip)
         # A true end that falls on the time limit is an end. (Rows after an end repeat the row that has it, and are masked.)
         truncated = batch.truncated & ~batch.terminated
-        targets = model_targets(reward, batch.baseline.float(), batch.terminated | truncated, truncated, k, self.n, self.gamma,
-                                self.generation)
+        targets = model_targets(reward, batch.baseline.float(), batch.terminated | truncated, truncated, k=k, n=self.n,
+                                gamma=self.gamma, generation=self.generation)
         policy = batch.action_prob.float() if self.soft_policy else F.one_hot(act, self.model.n).float()
         rows = targets.row.unsqueeze(-1).expand(-1, -1, policy.shape[-1])
         fields = {"obs": batch.obs[:, 1 : k + 2], "act": act[:, : k + 1], "policy": policy.gather(1, rows), **targets._asdict()}

@@ -37,7 +37,7 @@ class MLPActorQ(Model):
     """
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (256, 256), activation: str = "relu",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (256, 256), *, activation: str = "relu",
         critics: int = 2, heads: int = 1, dropout: float = 0.0, layer_norm: bool = False,
         policy: Literal["squashed", "deterministic"] = "squashed", trunk: nn.Module | None = None,
     ) -> None:

@@ -31,7 +31,7 @@ class MLPBootstrappedQ(Model):
     """
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), activation: str = "relu",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), *, activation: str = "relu",
         heads: int = 10, prior: float = 3.0, trunk: nn.Module | None = None,
     ) -> None:
         super().__init__(obs, act)

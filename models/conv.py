@@ -41,7 +41,8 @@ class ConvTrunk(nn.Module, metaclass=Brief):
 
     def __init__(
         self, obs: gym.Space[Any], convs: Sequence[tuple[int, int, int]] | None = None, out_size: int = 512,
-        layout: Literal["HWC", "CHW"] | None = None, activation: str = "relu", orthogonal: bool = False, skip: Sequence[str] = (),
+        *, layout: Literal["HWC", "CHW"] | None = None, activation: str = "relu", orthogonal: bool = False,
+        skip: Sequence[str] = (),
     ) -> None:
         super().__init__()
         specs = specs_of(obs, "obs")
@@ -112,12 +113,12 @@ class ConvQ(MLPQ):
     """
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), *, activation: str = "relu",
         dueling: bool = False, noisy: float = 0.0, heads: int = 1,
         features: int = 512, convs: Sequence[tuple[int, int, int]] | None = None, layout: Literal["HWC", "CHW"] | None = None,
     ) -> None:
-        trunk = ConvTrunk(obs, convs, features, layout, activation, skip=mask_names(obs, act))
-        super().__init__(obs, act, hidden, activation, dueling, noisy, heads, trunk)
+        trunk = ConvTrunk(obs, convs, features, layout=layout, activation=activation, skip=mask_names(obs, act))
+        super().__init__(obs, act, hidden, activation=activation, dueling=dueling, noisy=noisy, heads=heads, trunk=trunk)
 
 
 class ConvActorCritic(MLPActorCritic):
@@ -128,10 +129,11 @@ class ConvActorCritic(MLPActorCritic):
     """
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), *, activation: str = "relu",
         orthogonal: bool = True,
         features: int = 512, convs: Sequence[tuple[int, int, int]] | None = None, layout: Literal["HWC", "CHW"] | None = None,
         auxiliary: bool = False,
     ) -> None:
-        trunk = ConvTrunk(obs, convs, features, layout, activation, orthogonal, skip=mask_names(obs, act))
-        super().__init__(obs, act, hidden, activation, orthogonal=orthogonal, trunk=trunk, auxiliary=auxiliary)
+        trunk = ConvTrunk(obs, convs, features, layout=layout, activation=activation, orthogonal=orthogonal,
+                          skip=mask_names(obs, act))
+        super().__init__(obs, act, hidden, activation=activation, orthogonal=orthogonal, trunk=trunk, auxiliary=auxiliary)

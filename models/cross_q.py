@@ -97,11 +97,11 @@ class MLPCrossQ(MLPActorQ):
     """
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (256, 256), activation: str = "relu",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (256, 256), *, activation: str = "relu",
         critics: int = 2, critic_hidden: Sequence[int] = (2048, 2048), renorm_after: int = 100_000,
         trunk: nn.Module | None = None,
     ) -> None:
-        super().__init__(obs, act, hidden, activation, 1, trunk=trunk)
+        super().__init__(obs, act, hidden, activation=activation, critics=1, trunk=trunk)
         sizes = [self.critics.layers()[0][0].shape[1], *critic_hidden, self.dim if self.discrete else 1]
         self.critics: Any = BatchNormEnsembleMLP(critics, sizes, activation, renorm_after)
 

@@ -34,11 +34,11 @@ class MLPCategoricalQ(MLPQ):
     support: Tensor
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), activation: str = "relu",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), *, activation: str = "relu",
         dueling: bool = False, noisy: float = 0.0, atoms: int = 51, v_min: float = -10.0, v_max: float = 10.0,
         trunk: nn.Module | None = None,
     ) -> None:
-        super().__init__(obs, act, hidden, activation, dueling, noisy, atoms, trunk)
+        super().__init__(obs, act, hidden, activation=activation, dueling=dueling, noisy=noisy, heads=atoms, trunk=trunk)
         if atoms < 2 or not v_min < v_max:
             raise ValueError(f"{type(self).__name__}: atoms is {atoms}, v_min {v_min} and v_max {v_max}; expected at least 2 "
                              "atoms, and v_min < v_max")
@@ -67,10 +67,10 @@ class MLPImplicitQ(MLPQ):
     frequencies: Tensor
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), activation: str = "relu",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), *, activation: str = "relu",
         dueling: bool = False, noisy: float = 0.0, cosines: int = 16, points: int = 32, trunk: nn.Module | None = None,
     ) -> None:
-        super().__init__(obs, act, hidden, activation, dueling, noisy, 1, trunk)
+        super().__init__(obs, act, hidden, activation=activation, dueling=dueling, noisy=noisy, trunk=trunk)
         if cosines < 1 or points < 1:
             raise ValueError(f"{type(self).__name__}: cosines is {cosines} and points {points}; expected at least 1")
         size: Any = self.perception.out_size if self.body is None else self.body.out_size
@@ -99,10 +99,11 @@ class MLPFractionQ(MLPImplicitQ):
     that are a softmax of the features; q is the sum of the quantiles at their middles, each times its step."""
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), activation: str = "relu",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), *, activation: str = "relu",
         dueling: bool = False, noisy: float = 0.0, cosines: int = 16, points: int = 32, trunk: nn.Module | None = None,
     ) -> None:
-        super().__init__(obs, act, hidden, activation, dueling, noisy, cosines, points, trunk)
+        super().__init__(obs, act, hidden, activation=activation, dueling=dueling, noisy=noisy, cosines=cosines,
+                         points=points, trunk=trunk)
         self.proposal = OrthogonalLinear(self.embedding.out_size, points, 0.01)
 
     def edges_of(self, features: Tensor) -> Tensor:
@@ -125,12 +126,13 @@ class ConvCategoricalQ(MLPCategoricalQ):
     """`MLPCategoricalQ` on a `ConvTrunk`; the arguments are those of it and of `ConvQ`."""
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), *, activation: str = "relu",
         dueling: bool = False, noisy: float = 0.0, atoms: int = 51, v_min: float = -10.0, v_max: float = 10.0,
         features: int = 512, convs: Convs = None, layout: Layout = None,
     ) -> None:
-        trunk = ConvTrunk(obs, convs, features, layout, activation, skip=mask_names(obs, act))
-        super().__init__(obs, act, hidden, activation, dueling, noisy, atoms, v_min, v_max, trunk)
+        trunk = ConvTrunk(obs, convs, features, layout=layout, activation=activation, skip=mask_names(obs, act))
+        super().__init__(obs, act, hidden, activation=activation, dueling=dueling, noisy=noisy, atoms=atoms, v_min=v_min,
+                         v_max=v_max, trunk=trunk)
 
 
 class ConvImplicitQ(MLPImplicitQ):
@@ -138,21 +140,23 @@ class ConvImplicitQ(MLPImplicitQ):
     trunk's linear layer; in the paper it is with what goes into that."""
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), *, activation: str = "relu",
         dueling: bool = False, noisy: float = 0.0, cosines: int = 64, points: int = 32,
         features: int = 512, convs: Convs = None, layout: Layout = None,
     ) -> None:
-        trunk = ConvTrunk(obs, convs, features, layout, activation, skip=mask_names(obs, act))
-        super().__init__(obs, act, hidden, activation, dueling, noisy, cosines, points, trunk)
+        trunk = ConvTrunk(obs, convs, features, layout=layout, activation=activation, skip=mask_names(obs, act))
+        super().__init__(obs, act, hidden, activation=activation, dueling=dueling, noisy=noisy, cosines=cosines,
+                         points=points, trunk=trunk)
 
 
 class ConvFractionQ(MLPFractionQ):
     """`MLPFractionQ` on a `ConvTrunk`, as `ConvImplicitQ` is; the arguments are those of it and of `ConvQ`."""
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), activation: str = "relu",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (), *, activation: str = "relu",
         dueling: bool = False, noisy: float = 0.0, cosines: int = 64, points: int = 32,
         features: int = 512, convs: Convs = None, layout: Layout = None,
     ) -> None:
-        trunk = ConvTrunk(obs, convs, features, layout, activation, skip=mask_names(obs, act))
-        super().__init__(obs, act, hidden, activation, dueling, noisy, cosines, points, trunk)
+        trunk = ConvTrunk(obs, convs, features, layout=layout, activation=activation, skip=mask_names(obs, act))
+        super().__init__(obs, act, hidden, activation=activation, dueling=dueling, noisy=noisy, cosines=cosines,
+                         points=points, trunk=trunk)

@@ -47,7 +47,7 @@ class MLP(nn.Module, metaclass=Brief):
     """
 
     def __init__(
-        self, sizes: Sequence[int], activation: str = "relu", activate_last: bool = False, orthogonal: bool = False,
+        self, sizes: Sequence[int], activation: str = "relu", activate_last: bool = False, *, orthogonal: bool = False,
         gain: float = RELU_GAIN, last_gain: float | None = None, noisy: float = 0.0,
     ) -> None:
         super().__init__()
@@ -293,7 +293,7 @@ class MLPQ(Model):
     """
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), activation: str = "relu",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), *, activation: str = "relu",
         dueling: bool = False, noisy: float = 0.0, heads: int = 1, trunk: nn.Module | None = None,
     ) -> None:
         super().__init__(obs, act)
@@ -364,7 +364,7 @@ class MLPActorCritic(Model):
     """
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), activation: str = "tanh",
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), *, activation: str = "tanh",
         shared: bool = False, orthogonal: bool = True, log_std_init: float = 0.0, state_dependent_std: bool = False,
         trunk: nn.Module | None = None, distribution: Distribution = "gaussian", auxiliary: bool = False,
     ) -> None:

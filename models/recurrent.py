@@ -34,7 +34,7 @@ class Recurrent(Model):
     """
 
     def __init__(
-        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int], memory: Memory, size: int,
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int], *, memory: Memory, size: int,
         keep: float, activation: str, orthogonal: bool, trunk: nn.Module | None,
     ) -> None:
         super().__init__(obs, act)
@@ -75,9 +75,10 @@ class RecurrentQ(Recurrent):
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64,), memory: Memory = "gru",
-        size: int = 64, keep: float = 0.0, activation: str = "relu", dueling: bool = False, trunk: nn.Module | None = None,
+        *, size: int = 64, keep: float = 0.0, activation: str = "relu", dueling: bool = False, trunk: nn.Module | None = None,
     ) -> None:
-        super().__init__(obs, act, hidden, memory, size, keep, activation, False, trunk)
+        super().__init__(obs, act, hidden, memory=memory, size=size, keep=keep, activation=activation, orthogonal=False,
+                         trunk=trunk)
         if not isinstance(act, gym.spaces.Discrete):
             raise TypeError(f"RecurrentQ: act is {act}; expected Discrete, for one value per action (use "
                             f"RecurrentActorCritic){taken_by(act)}")
@@ -103,10 +104,11 @@ class RecurrentActorCritic(Recurrent):
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64,), memory: Memory = "gru",
-        size: int = 64, keep: float = 0.0, activation: str = "tanh", orthogonal: bool = True, log_std_init: float = 0.0,
+        *, size: int = 64, keep: float = 0.0, activation: str = "tanh", orthogonal: bool = True, log_std_init: float = 0.0,
         state_dependent_std: bool = False, trunk: nn.Module | None = None, distribution: Distribution = "gaussian",
     ) -> None:
-        super().__init__(obs, act, hidden, memory, size, keep, activation, orthogonal, trunk)
+        super().__init__(obs, act, hidden, memory=memory, size=size, keep=keep, activation=activation, orthogonal=orthogonal,
+                         trunk=trunk)
         self.critic = MLP([size, 1], orthogonal=orthogonal, last_gain=1.0)
         self.head = make_head(size, act, 0.01 if orthogonal else None, log_std_init, state_dependent_std, distribution)
 

@@ -74,4 +74,4 @@ def build(config: Config) -> Robot:
              "auxiliary": task("tasks.auxiliary", Dynamics, DynamicsLearner, 1, forward=0.05, inverse=1.0, lr=DECAY)}
     if not config.auxiliary:  # settings of it may be given all the same
         del tasks["auxiliary"]
-    return robot_with(config, source, tasks, agent, parts)
+    return robot_with(config, source, tasks, agent, parts=parts)

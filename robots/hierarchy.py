@@ -107,9 +107,9 @@ def build(config: Config) -> Robot:
     except ImportError as error:
         raise ConfigError(f"Config: {error}") from None
     if not config.hierarchy:
-        return robot_with(config, room, {"RL": learner("RL", 17, actions, 1.0, unroll=64)}, Agent, parts)
+        return robot_with(config, room, {"RL": learner("RL", 17, actions, 1.0, unroll=64)}, Agent, parts=parts)
     tasks = {
         "goal": learner("goal", 20, gym.spaces.Discrete(3), 2.0 / config.horizon, GOAL_EXTRAS, unroll=8),
         "RL": learner("RL", 22, actions, 1.0, unroll=64, gamma=0.95),  # a worker's episodes are short
     }
-    return robot_with(config, room, tasks, partial(KeyAgent, config.horizon), parts)
+    return robot_with(config, room, tasks, partial(KeyAgent, config.horizon), parts=parts)

@@ -61,14 +61,14 @@ def build(config: Config) -> Robot:
                                **parts.args(where, ComputationTask, skip=("device",), **defaults))
 
     if not config.model:
-        return robot_with(config, source, {"RL": task("RL", MLPActorQ, SAC)}, agent, parts)
+        return robot_with(config, source, {"RL": task("RL", MLPActorQ, SAC)}, agent, parts=parts)
     tasks = {"RL": task("RL", MLPActorQ, MBPO, asks=["model"]),
              "model": task("model", EnsembleDynamics, EnsembleLearner)}
     real, imagined = (transforms(parts, f"tasks.{name}") for name in tasks)
     if real != imagined:
         raise ConfigError(f"Config: transforms of RL are {real}, of model {imagined}; expected the same, for real and imagined "
                           "rows go together: set RL.OffPolicyHelper.transforms and model.OffPolicyHelper.transforms")
-    return robot_with(config, source, tasks, agent, parts)
+    return robot_with(config, source, tasks, agent, parts=parts)
 
 
 def transforms(parts: Parts, where: str) -> dict[str, Any]:

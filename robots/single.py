@@ -134,7 +134,7 @@ def defaults_of(algorithm: type) -> Mapping[str, Any]:
     return {key.replace(f"{nearest}.", f"{algorithm.__name__}.", 1) if nearest else key: value for key, value in defaults.items()}
 
 
-def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, algorithm: type | None = None,
+def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, algorithm: type | None = None,
           score: Any = "mean_return", span: Span | None = None, model: type | None = None, helper: type | None = None) -> Robot:
     """The robot of a configuration; `env` in place of its own: a factory, or an environment for one agent. So `eval_env`, and
     `algorithm`, `model` and `helper`, classes. `score`: as for `Robot`. `span`: None: that of its `total_steps`."""
@@ -189,8 +189,9 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, alg
     func = create_algorithm_func(model, {**spaces, **parts.args(where, model)}, algorithm, learner)
     tasks = {"RL": ComputationTask(func, made_anew(helper_class, of_helper), device=config.device, **task)}
     if issubclass(helper_class, OfflineHelper):
-        return robot_with(config, None, tasks, Agent, parts, source if eval_env is None else eval_env, score)
-    return robot_with(config, source, tasks, agent, parts, eval_env, score)
+        return robot_with(config, None, tasks, Agent, parts=parts, eval_env=source if eval_env is None else eval_env,
+                          score=score)
+    return robot_with(config, source, tasks, agent, parts=parts, eval_env=eval_env, score=score)
 
 
 RUN_OPTIONS = ("run_dir", "checkpoint_every", "keep_checkpoints", "metrics_every", "log_every_s", "eval_episodes",

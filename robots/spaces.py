@@ -169,7 +169,7 @@ def made_anew(owner: Callable[..., Any], args: Mapping[str, Any]) -> Callable[[]
 
 
 def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent],
-               parts: Parts, eval_env: EnvSource = None, score: Any = "mean_return") -> Robot:
+               *, parts: Parts, eval_env: EnvSource = None, score: Any = "mean_return") -> Robot:
     """The robot that a configuration says, with these tasks; it keeps its `parts`, and says who has the last word.
 
     Raises:

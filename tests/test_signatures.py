@@ -1,8 +1,10 @@
 """What an editor shows of models, algorithms and layers: their own arguments, and their own methods instead of all of torch's."""
 
+import ast
 import inspect
 import pydoc
 import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -71,3 +73,41 @@ def test_objects_still_name_everything():
     model = ThinkerNet(parl_like.models.thinker_net.gym.spaces.Box(0, 1, (4,)),
                        parl_like.models.thinker_net.gym.spaces.Discrete(2), channels=2)
     assert {"parameters", "to", "state_dict", "recurrent", "weights_hash", "vp_heads"} <= set(dir(model))
+
+
+# ------------------------------------------------------------------------------------------------------------ named arguments
+
+ROOT = Path(__file__).resolve().parent.parent
+BY_POSITION = {
+    "parl_like/data/returns.py vtrace": "the columns of an unroll, in the order of the formula; its three numbers are named",
+    "parl_like/data/timestep.py next_step": "what gymnasium's step gives, in gymnasium's order",
+    "parl_like/agents/helper.py store": "one row, in the order of its columns, once for each step; documented so",
+    "parl_like/agents/population.py store": "as the helper's",
+    "parl_like/agents/online.py store": "as the helper's",
+    "parl_like/agents/offline.py store": "as the helper's",
+    "parl_like/agents/row_writer.py store": "as the helper's",
+    "parl_like/agents/online.py _learn_row": "one row, once for each step",
+    "envs/sokoban/vector.py SokobanVectorEnv": "the number of environments, and then what `SokobanEnv` takes",
+}
+"""Functions with more than six parameters of which more than four may be given by position, and why."""
+
+
+def long_ones():
+    """Yield the functions with more than six parameters: their name, and how many of these may be given by position."""
+    for top in ("parl_like", "algorithms", "models", "envs", "robots"):
+        for path in sorted((ROOT / top).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                for one in getattr(node, "body", None) if isinstance(getattr(node, "body", None), list) else ():
+                    if isinstance(one, ast.FunctionDef | ast.AsyncFunctionDef):
+                        given = [arg.arg for arg in (*one.args.posonlyargs, *one.args.args) if arg.arg not in ("self", "cls")]
+                        if len(given) + len(one.args.kwonlyargs) > 6:
+                            name = node.name if one.name == "__init__" else one.name
+                            yield f"{path.relative_to(ROOT)} {name}", len(given)
+
+
+def test_functions_of_many_arguments_have_them_named():
+    found = dict(long_ones())
+    assert len(found) > 30  # it looks somewhere
+    wrong = {name for name, positions in found.items() if positions > 4} - set(BY_POSITION)
+    assert not wrong, f"more than six parameters, and more than four by position: {sorted(wrong)}; put a * before the later ones"
+    assert not [name for name in BY_POSITION if found.get(name, 0) <= 4], "take those out of the list that it no longer needs"

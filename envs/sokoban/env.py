@@ -65,7 +65,7 @@ def note_on(levels: Levels, n_boxes: int, kind: str) -> str:
     return made + boxoban if (levels.size, n_boxes) == (10, 4) else made
 
 
-def make_boards(n: int, levels: Levels, obs: str, n_danger: int, pomdp: bool, max_steps: int, autoreset: int) -> Boards:
+def make_boards(n: int, levels: Levels, obs: str, *, n_danger: int, pomdp: bool, max_steps: int, autoreset: int) -> Boards:
     if obs not in OBS:
         raise ValueError(f"Sokoban: obs is {obs!r}; expected 'image' or 'planes'")
     return Boards(n, levels.size, levels.packed, SPRITES, n_danger=n_danger, max_steps=max_steps, autoreset=autoreset,
@@ -128,7 +128,7 @@ class SokobanEnv(gym.Env[Any, Any]):
         check_render_mode(render_mode)
         self.levels = find_levels(levels, kind, size, n_boxes)
         self.note = note_on(self.levels, n_boxes, kind)
-        self.boards = make_boards(1, self.levels, obs, n_danger, pomdp, max_steps, autoreset=0)
+        self.boards = make_boards(1, self.levels, obs, n_danger=n_danger, pomdp=pomdp, max_steps=max_steps, autoreset=0)
         self.n_danger = n_danger
         self.render_mode = render_mode
         self.observation_space = obs_space(self.boards, obs)

@@ -58,7 +58,8 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
         self.num_envs = num_envs
         self.levels = find_levels(levels, kind, size, n_boxes)
         self.note = note_on(self.levels, n_boxes, kind)
-        self.boards = make_boards(num_envs, self.levels, obs, n_danger, pomdp, max_steps, _MODES[mode])
+        self.boards = make_boards(num_envs, self.levels, obs, n_danger=n_danger, pomdp=pomdp, max_steps=max_steps,
+                                  autoreset=_MODES[mode])
         self.options: dict[str, Any] = {"obs": obs, "n_danger": n_danger, "pomdp": pomdp, "max_steps": max_steps}
         self.metadata = {**self.metadata, "autoreset_mode": mode}
         self.mode, self.n_danger, self.copy, self.render_mode = mode, n_danger, copy, render_mode

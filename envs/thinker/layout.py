@@ -89,7 +89,7 @@ class Layout:
     """
 
     def __init__(
-        self, n_actions: int, K: int, max_depth: int, generation: str = "G1", has_action_seq: bool = True, reset_mode: int = 0,
+        self, n_actions: int, K: int, max_depth: int, generation: str = "G1", *, has_action_seq: bool = True, reset_mode: int = 0,
         enc_type: int = 0, enc_f_type: int = 0,
     ) -> None:
         for name, value, ok, expected in (

@@ -142,7 +142,8 @@ class Tree:
         ):
             if not ok:
                 raise ValueError(f"Tree: {name} is {value!r}; expected {expected}")
-        self.layout = Layout(n_actions, K, max_depth, layout, has_action_seq, reset_mode, enc_type, enc_f_type)
+        self.layout = Layout(n_actions, K, max_depth, layout, has_action_seq=has_action_seq, reset_mode=reset_mode,
+                             enc_type=enc_type, enc_f_type=enc_f_type)
         self.n, self.n_actions, self.discounting, self.perfect = n, n_actions, float(discounting), bool(perfect)
         self.stage = K if test_K is None else test_K
         self.capacity = _capacity(n_actions, self.stage, max_depth, bool(tree_carry))

@@ -37,7 +37,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
     """
 
     def __init__(
-        self, env_fn: Callable[[], Any], n: int, host: type[Host], workers: int, seed: int | None, mode: AutoresetMode,
+        self, env_fn: Callable[[], Any], n: int, host: type[Host], workers: int, *, seed: int | None, mode: AutoresetMode,
         step_timeout: float, start_timeout: float, restart: bool, copy: bool,
     ) -> None:
         self.num_envs, self.autoreset_mode, self.copy, self.restart = n, mode, copy, restart

@@ -86,8 +86,9 @@ def make_vector_env(
     if not 1 <= workers <= n:
         raise ValueError(f"make_vector_env: workers is {workers}; expected 1 to {n}, the number of environments")
     try:
-        return GroupVectorEnv(env_fn, n, host, workers, seed, AutoresetMode(autoreset or AutoresetMode.SAME_STEP),
-                              step_timeout or math.inf, start_timeout or math.inf, restart, copy)
+        return GroupVectorEnv(env_fn, n, host, workers, seed=seed, mode=AutoresetMode(autoreset or AutoresetMode.SAME_STEP),
+                              step_timeout=step_timeout or math.inf, start_timeout=start_timeout or math.inf, restart=restart,
+                              copy=copy)
     except AlreadyBatched:
         batched: Any = env_fn()
         return _passed(batched, n, given, ours=True)

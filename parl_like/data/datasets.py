@@ -23,8 +23,8 @@ from parl_like.values.spec import Array, Spec, SpecError, as_space, leaves, nest
 
 
 def from_arrays(
-    obs: object, act: object, rew: object, terminated: object, truncated: object = None, obs_next: object = None, *,
-    action_space: gym.Space[object] | None = None, size: int | None = None, **more: object
+    obs: object, act: object, rew: object, terminated: object, *, truncated: object = None,
+    obs_next: object = None, action_space: gym.Space[object] | None = None, size: int | None = None, **more: object
 ) -> ReplayBuffer:
     """A buffer of rows in time order, all in one lane.
 

@@ -47,7 +47,7 @@ def lambda_return(rew: ArrayLike, discount: ArrayLike, value_next: ArrayLike, la
     targets. 1: the rewards themselves, bootstrapped only where the chain is cut.
     """
     numbers = (_fraction("lambda_return", "lam", lam),)
-    return _run(_returns.lambda_return, "rew discount value_next", (rew, discount, value_next), last, numbers)[0]
+    return _run(_returns.lambda_return, "rew discount value_next", (rew, discount, value_next), last, numbers=numbers)[0]
 
 
 def discounted_return(rew: ArrayLike, discount: ArrayLike, last: ArrayLike, value_next: ArrayLike | None = None) -> Array:
@@ -58,7 +58,8 @@ def discounted_return(rew: ArrayLike, discount: ArrayLike, last: ArrayLike, valu
     value_next is read at cut rows only; None stands for zeros: an unfinished episode then counts what it has earned so far.
     """
     values = np.zeros(np.shape(rew), _dtype_of(np.asarray(rew))) if value_next is None else value_next
-    return _run(_returns.lambda_return, "rew discount value_next", (rew, discount, values), last, (1.0,), "discounted_return")[0]
+    floats = (rew, discount, values)
+    return _run(_returns.lambda_return, "rew discount value_next", floats, last, numbers=(1.0,), verb="discounted_return")[0]
 
 
 def gae(
@@ -73,12 +74,12 @@ def gae(
     `next_values`).
     """
     floats = (rew, discount, value, value_next)
-    return _run(_returns.gae, "rew discount value value_next", floats, last, (_fraction("gae", "lam", lam),))[0]
+    return _run(_returns.gae, "rew discount value value_next", floats, last, numbers=(_fraction("gae", "lam", lam),))[0]
 
 
 def vtrace(
     rew: ArrayLike, discount: ArrayLike, value: ArrayLike, value_next: ArrayLike, log_ratio: ArrayLike, last: ArrayLike,
-    rho_bar: float = 1.0, c_bar: float = 1.0, lam: float = 1.0,
+    *, rho_bar: float = 1.0, c_bar: float = 1.0, lam: float = 1.0,
 ) -> tuple[Array, Array]:
     """V-trace targets and advantages of rows that another policy took (Espeholt et al. 2018, equation 1 and section 4.2).
 
@@ -103,7 +104,7 @@ def vtrace(
     with np.errstate(over="ignore"):  # an infinite ratio is cut off
         ratio = np.exp(log_ratio)
     floats, names = (rew, discount, value, value_next, ratio), "rew discount value value_next log_ratio"
-    targets, advantages = _run(_returns.vtrace, names, floats, last, numbers, results=2)
+    targets, advantages = _run(_returns.vtrace, names, floats, last, numbers=numbers, results=2)
     return targets, advantages
 
 
@@ -173,7 +174,7 @@ def n_step_return(rew: Tensor, discount: Sequence[float] | Tensor, valid: Tensor
 
 
 def _run(
-    kernel: Callable[..., None], names: str, floats: tuple[ArrayLike, ...], last: ArrayLike, numbers: tuple[float, ...],
+    kernel: Callable[..., None], names: str, floats: tuple[ArrayLike, ...], last: ArrayLike, *, numbers: tuple[float, ...],
     verb: str = "", results: int = 1,
 ) -> list[Array]:
     """The kernel's results.

@@ -322,7 +322,7 @@ def _tensors(module: nn.Module) -> dict[str, tuple[Tensor, bool]]:
 class _Affine(LayerFunc):
     """act(x ∗ w + b) with `size` outputs; ∗ is a matrix product, or with a `kernel` a convolution."""
 
-    def __init__(self, name: str, size: int, act: str | None, bias: bool, init: Init | None, w: LayerFunc | None,
+    def __init__(self, name: str, size: int, *, act: str | None, bias: bool, init: Init | None, w: LayerFunc | None,
                  kernel: tuple[int, ...] = (), stride: int = 1, padding: int = 0) -> None:
         super().__init__(name, ("w", "b") if bias else ("w",), w)
         self.size, self.act, self.kernel, self.stride, self.padding = size, act and activation(act), kernel, stride, padding
@@ -435,7 +435,7 @@ def _built(layer: LayerFunc, in_size: int | None) -> LayerFunc:
     return layer
 
 
-def fc(size: int, act: str | None = None, bias: bool = True, in_size: int | None = None, name: str | None = None,
+def fc(size: int, act: str | None = None, *, bias: bool = True, in_size: int | None = None, name: str | None = None,
        init: Init | None = None, w: LayerFunc | None = None) -> LayerFunc:
     """y = act(x w + b), x [..., in], y [..., size]; `w` [in, size], `b` [size] from 0.
 
@@ -446,15 +446,16 @@ def fc(size: int, act: str | None = None, bias: bool = True, in_size: int | None
         w: A layer whose weight is used instead of an own one. It must be [in, size]: that of an embedding gives
             fc(one_hot(i)) = embedding(i).
     """
-    return _built(_Affine(name or "fc", size, act, bias, init, w), in_size)
+    return _built(_Affine(name or "fc", size, act=act, bias=bias, init=init, w=w), in_size)
 
 
-def conv2d(filters: int, kernel: int | tuple[int, int], stride: int = 1, padding: int = 0, act: str | None = None,
+def conv2d(filters: int, kernel: int | tuple[int, int], stride: int = 1, padding: int = 0, *, act: str | None = None,
            in_channels: int | None = None, bias: bool = True, name: str | None = None, init: Init | None = None,
            w: LayerFunc | None = None) -> LayerFunc:
     """Convolution of x [N, channels, height, width] float; `w` [filters, channels, kernel, kernel], `b` [filters] from 0."""
     window = (kernel, kernel) if isinstance(kernel, int) else kernel
-    return _built(_Affine(name or "conv2d", filters, act, bias, init, w, window, stride, padding), in_channels)
+    affine = _Affine(name or "conv2d", filters, act=act, bias=bias, init=init, w=w, kernel=window, stride=stride, padding=padding)
+    return _built(affine, in_channels)
 
 
 def embedding(n: int, size: int, name: str | None = None, init: Init | None = None, w: LayerFunc | None = None) -> LayerFunc:

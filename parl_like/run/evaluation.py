@@ -215,8 +215,8 @@ def hold_still(robot: RobotPort) -> None:
 
 
 def epochs(
-    robot: RobotPort, n_epochs: int, steps_per_epoch: int, episodes: int, seed: int | None, stop: Callable[[float], bool] | None,
-    best: str | Path | None, hooks: Sequence[Hook],
+    robot: RobotPort, n_epochs: int, steps_per_epoch: int, episodes: int, *, seed: int | None,
+    stop: Callable[[float], bool] | None, best: str | Path | None, hooks: Sequence[Hook],
 ) -> Iterator[tuple[int, dict[str, float], dict[str, Any]]]:
     """See `Robot.epochs`."""
     if n_epochs < 1 or steps_per_epoch < 1:

@@ -350,7 +350,7 @@ class Robot(Counted):
             epoch from 1; stats: `metrics()` and 'eval/score', 'eval/mean_return', …; info: 'best_score', 'best_epoch' (0: before
             the first), 'env_steps', 'seconds'.
         """
-        return epochs(self, n_epochs, steps_per_epoch, evaluate_episodes, seed, stop, best, hooks_of(hooks))
+        return epochs(self, n_epochs, steps_per_epoch, evaluate_episodes, seed=seed, stop=stop, best=best, hooks=hooks_of(hooks))
 
     def collect(self, *, n_step: int | None = None, n_episode: int | None = None, random: bool = False) -> Episodes:
         """Acts and stores without learning: exactly one of `n_step` (all agents together) and `n_episode`.

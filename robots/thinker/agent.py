@@ -56,11 +56,12 @@ class ThinkerAgent(VectorAgent):
 
     def remember(self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
         plan = self.helpers["plan"]
-        self.remember_real(obs, act, rew, terminated, truncated, info, plan.outputs["logits"][:, : self.augmented.n_actions])
+        self.remember_real(obs, act, rew, terminated, truncated=truncated, info=info,
+                           logits=plan.outputs["logits"][:, : self.augmented.n_actions])
         plan.store(obs, act, rew, self.env.obs_next, terminated, truncated, info, self.env.valid)
 
     def remember_real(
-        self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: dict[str, Any], logits: Array,
+        self, obs: Any, act: Any, rew: Any, terminated: Any, *, truncated: Any, info: dict[str, Any], logits: Array,
     ) -> None:
         """Stores the real steps among the last ones for the world model; `logits` [n, A] are what the primary actions were drawn
         from."""

@@ -110,8 +110,8 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
                     action_prob = np.eye(self._agent.augmented.n_actions)[acts[:, 0]]
                 self._agent.helpers["model"].collecting = self.real_steps >= o.total_steps  # its learning rate is 0 from there on
                 with np.errstate(divide="ignore"):
-                    self._agent.remember_real(before, acts, rew, terminated, truncated, info,
-                                              np.log(np.asarray(action_prob, np.float32)))
+                    self._agent.remember_real(before, acts, rew, terminated, truncated=truncated, info=info,
+                                              logits=np.log(np.asarray(action_prob, np.float32)))
         finally:
             face.end_episodes()
         if self.folder is not None and not info["imagined"].all():

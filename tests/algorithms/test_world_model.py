@@ -57,7 +57,8 @@ def by_row(array, rows=8):
 
 @pytest.mark.parametrize(("generation", "rows", "value"), [(1, 6, VALUE_1), (2, 8, VALUE_2)])
 def test_golden_targets(generation, rows, value):
-    targets = model_targets(*(by_row(array, rows) for array in (REWARD, BASELINE, DONE, TRUNCATED)), K, N, 0.5, generation)
+    published = (by_row(array, rows) for array in (REWARD, BASELINE, DONE, TRUNCATED))
+    targets = model_targets(*published, k=K, n=N, gamma=0.5, generation=generation)
     np.testing.assert_allclose(targets.value.T, value, atol=1e-6)
     np.testing.assert_allclose(targets.reward.T, TARGET_REWARD, atol=1e-6)
     np.testing.assert_array_equal(targets.done.T, TARGET_DONE)
@@ -74,7 +75,7 @@ def test_returns_by_the_textbook(n):
     reward, baseline = rng.normal(size=(2, 200, total))
     done = rng.random((200, total)) < 0.15
     truncated = done & (rng.random((200, total)) < 0.5)
-    y = model_targets(*map(torch.from_numpy, (reward, baseline, done, truncated)), k, n, gamma).value.numpy()
+    y = model_targets(*map(torch.from_numpy, (reward, baseline, done, truncated)), k=k, n=n, gamma=gamma).value.numpy()
     for i in range(200):
         for j in range(k + 1):
             if done[i, 1 : j + 1].any():

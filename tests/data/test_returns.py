@@ -369,7 +369,7 @@ def test_kernels_equal_references(steps, rows, dtype, tolerance, lam):
 def test_off_policy_kernels_equal_references(steps, rows, dtype, tolerance, lam, rho_bar, c_bar):
     *floats, last = random_unroll(steps, rows, dtype)
     log_ratio = np.random.default_rng(rows).normal(size=(steps, rows)).astype(dtype)
-    gots = vtrace(*floats, log_ratio, last, rho_bar, c_bar, lam)
+    gots = vtrace(*floats, log_ratio, last, rho_bar=rho_bar, c_bar=c_bar, lam=lam)
     wanted = vtrace_reference(*floats, log_ratio, last, rho_bar, c_bar, lam)
     for got, expected in zip(gots, wanted, strict=True):
         assert got.dtype == dtype and got.shape == (steps, rows)
@@ -436,8 +436,8 @@ def log_ratio_of(rew):
 FUNCTIONS |= {
     "lambda_return at 1": lambda rew, discount, value, value_next, last: lambda_return(rew, discount, value_next, last, 1.0),
     "n_step_targets": lambda rew, discount, value, value_next, last: n_step_targets(rew, discount, value_next, last, 3),
-    "vtrace": lambda *unroll: vtrace(*unroll[:4], log_ratio_of(unroll[0]), unroll[4], 1.5, 1.0, 0.9)[0],
-    "vtrace advantage": lambda *unroll: vtrace(*unroll[:4], log_ratio_of(unroll[0]), unroll[4], 1.5, 1.0, 0.9)[1],
+    "vtrace": lambda *unroll: vtrace(*unroll[:4], log_ratio_of(unroll[0]), unroll[4], rho_bar=1.5, lam=0.9)[0],
+    "vtrace advantage": lambda *unroll: vtrace(*unroll[:4], log_ratio_of(unroll[0]), unroll[4], rho_bar=1.5, lam=0.9)[1],
 }
 each_function = pytest.mark.parametrize("function", FUNCTIONS.values(), ids=FUNCTIONS.keys())
 
@@ -574,7 +574,7 @@ def test_vtrace_is_the_sum_of_the_paper():
     rho, c = np.minimum(1.2, ratio), np.minimum(0.8, ratio)
     delta = rho * (rew + gamma * value[1:] - value[:-1])
     v = [value[s] + sum(gamma ** (t - s) * np.prod(c[s:t]) * delta[t] for t in range(s, 7)) for s in range(7)]
-    target, advantage = vtrace(rew, np.full(7, gamma), value[:-1], value[1:], log_ratio, flags(7, 6), 1.2, 0.8)
+    target, advantage = vtrace(rew, np.full(7, gamma), value[:-1], value[1:], log_ratio, flags(7, 6), rho_bar=1.2, c_bar=0.8)
     np.testing.assert_allclose(target, v, rtol=1e-12)
     np.testing.assert_allclose(advantage, rho * (rew + gamma * np.append(v[1:], value[7]) - value[:-1]), rtol=1e-12)
 
@@ -665,7 +665,7 @@ def test_fractions_are_checked(lam):
 def test_clips_and_counts_are_checked():
     for rho_bar, c_bar in [(0.5, 1.0), (1.0, -0.1), (np.nan, 1.0), (1.0, np.nan)]:
         with pytest.raises(ValueError, match=r"vtrace: `c_bar` is .* and `rho_bar` .*; expected 0 ≤ c_bar ≤ rho_bar"):
-            vtrace(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO, LAST, rho_bar, c_bar)
+            vtrace(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO, LAST, rho_bar=rho_bar, c_bar=c_bar)
     with pytest.raises(ValueError, match=r"vtrace: `lam` is 2"):
         vtrace(REW, DISCOUNT, REW, VALUE_NEXT, LOG_RATIO, LAST, lam=2)
     with pytest.raises(ValueError, match=r"vtrace: `log_ratio` has shape \(4,\); expected .* like `rew` \(5,\)"):

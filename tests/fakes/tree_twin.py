@@ -79,7 +79,8 @@ class ReferenceTree:
         self.n_actions, self.stage, self.max_depth, self.gamma = n_actions, test_K or K, max_depth, discounting
         self.newer, self.tree_carry, self.reset_mode, self.mask = layout == "G2", tree_carry, reset_mode, stat_mask_type
         self.perfect, self.faithful, self.phase = perfect, faithful, phase
-        self.layout = Layout(n_actions, K, max_depth, layout, has_action_seq, reset_mode, enc_type, enc_f_type)
+        self.layout = Layout(n_actions, K, max_depth, layout, has_action_seq=has_action_seq, reset_mode=reset_mode,
+                             enc_type=enc_type, enc_f_type=enc_f_type)
 
     def begin(self, v: float, logits: Any) -> dict[str, Any]:
         self.cur_t, self.depth, self.deepest, self.total_step, self.baseline = self.phase, 0, 0, 0, 0.0
