@@ -70,6 +70,49 @@ def play(robot: Robot) -> None:
     assert_type(robot.tasks, dict[str, ComputationTask])
 '''
 
+THE_PATH = '''
+from parl_like import AgentHelper, Algorithm, Batch, Communicator, ComputationTask
+from parl_like.agents.acting import Acting
+from parl_like.agents.updates import UpdateSender
+from parl_like.drivers.cooperative import CooperativeDriver
+from parl_like.interfaces import TrainedAlgorithm, TrainedTask
+from parl_like.learning.optimizer_steps import Optimization
+from parl_like.tasks.algorithm_runner import AlgorithmRunner
+from parl_like.tasks.prediction_queue import PredictionQueue
+from parl_like.tasks.queues import RequestQueue
+from parl_like.tasks.tickets import Ticket
+from parl_like.tasks.training_queue import TrainingQueue
+from parl_like.tasks.wrapper import ComputationWrapper
+from typing_extensions import assert_type
+
+
+def ask(helper: AgentHelper, communicator: Communicator, driver: CooperativeDriver, wrapper: ComputationWrapper) -> None:
+    assert_type(helper.acting, Acting)
+    assert_type(helper.acting.comm, Communicator)
+    assert_type(helper.sender, UpdateSender)
+    assert_type(helper.sender.context.comm, Communicator)
+    assert_type(communicator.predict((1,)), Ticket)
+    assert_type(communicator.put_training({}), Ticket)
+    assert_type(communicator.wrapper, ComputationWrapper)
+    assert_type(wrapper.predictions, PredictionQueue)
+    assert_type(wrapper.trainings, TrainingQueue)
+    assert_type(driver.queues, list[RequestQueue])
+
+
+def serve(queue: RequestQueue, task: ComputationTask, runner: AlgorithmRunner, steps: Optimization, seen: Batch) -> None:
+    assert_type(queue.serve(), list[Ticket])
+    assert_type(queue.task, ComputationTask)
+    assert_type(task.algorithm, Algorithm)
+    assert_type(task.learned.optimization, Optimization | None)
+    assert_type(runner.algorithm, Algorithm)
+    assert_type(steps.algorithm, Algorithm)
+    assert_type(steps.update(seen)[1], bool)
+
+
+def asked_of_a_trained_task(task: TrainedTask) -> None:
+    assert_type(task.algorithm, TrainedAlgorithm)
+'''
+
 REFUSED = '''
 from parl_like import Agent, Hook, Robot
 
@@ -98,6 +141,10 @@ def said_of(folder, code):
 
 def test_agents_and_robots_may_be_declared_as_classes_or_as_ports(tmp_path):
     assert said_of(tmp_path, ACCEPTED) == []
+
+
+def test_every_hop_from_a_helper_to_its_algorithm_has_a_class(tmp_path):
+    assert said_of(tmp_path, THE_PATH) == []
 
 
 def test_what_users_declare_is_held_against_their_code(tmp_path):

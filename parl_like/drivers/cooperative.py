@@ -196,7 +196,8 @@ class CooperativeDriver(Driver):
         return self.rounds.next(perf_counter())
 
     def _serve(self, queue: RequestQueue) -> None:
-        self._answer(queue, queue.serve())
+        if (batch := queue.take()) is not None:
+            self._answer(queue, queue.work(batch))
 
     def _answer(self, queue: RequestQueue, tickets: list[Ticket]) -> None:
         self._wake(tickets)

@@ -15,7 +15,8 @@ from parl_like.learning.algorithm import Algorithm
 from parl_like.learning.device_copy import fetch, send
 from parl_like.learning.model import ArrayModel
 from parl_like.learning.model_check import check_rows, flat_outputs
-from parl_like.learning.optimizer_steps import has_modes, own_parameters, set_mode
+from parl_like.learning.module_modes import has_modes, set_mode
+from parl_like.learning.optimizer_steps import own_parameters
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array
 

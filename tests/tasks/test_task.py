@@ -10,7 +10,8 @@ import torch
 
 from parl_like.learning.algorithm import Algorithm, Linear
 from parl_like.learning.model import Model
-from parl_like.learning.optimizer_steps import WITH_MODES, _reads_training, clip_gradients, has_modes, set_mode
+from parl_like.learning.module_modes import WITH_MODES, _reads_training, has_modes, set_mode
+from parl_like.learning.optimizer_steps import clip_gradients
 from parl_like.tasks.batch_rule import BatchRule
 from parl_like.tasks.task import ComputationTask
 from parl_like.values.errors import Diverged
