@@ -21,7 +21,6 @@ from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.user_experiments import candidates
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.robots.settings import Parts, arguments_of, named
-from parl_like.run.diagnosis import too_short
 from parl_like.run.robot import Robot
 from parl_like.tasks.task import ComputationTask
 from parl_like.values.spec import specs_of
@@ -181,5 +180,5 @@ def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, Computat
                   trace=config.trace, eval_env=eval_env, score=score, **options)
     robot.parts, robot.span = parts, parts.span
     lanes = config.n_agents * max(getattr(getattr(config, "env", None), "vector", 0), 1)
-    robot.notes += [*parts.notes(), *(too_short(robot, config.total_steps, lanes) if parts.span.given else [])]
+    robot.notes += [*parts.notes(), *(robot.diagnosis.too_short(config.total_steps, lanes) if parts.span.given else [])]
     return robot

@@ -13,7 +13,7 @@ import numpy as np
 
 from parl_like.agents.agent import Agent
 from parl_like.data.storage.archive import write_archive
-from parl_like.environment.factory import is_made
+from parl_like.environment.factory import EnvSource, again, factory_of, is_made
 from parl_like.environment.hooks import Hook, overridden
 from parl_like.environment.stop_conditions import StopCondition
 from parl_like.interfaces import AgentPort
@@ -152,34 +152,6 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
         return Episodes(returns, lengths, idxs, pool.env_steps - steps_before, perf_counter() - begin, infos, cut=cut)
 
 
-def evaluators(robot: RobotPort, n: int, seed: int | None, source: Any, stop: StopCondition | None,
-               limit: int | None) -> AgentPool:
-    """Agents, environments and queues of their own, which play the robot's tasks in test mode. An environment of the caller
-    (`source`) is used by one agent, and not closed. Episodes of more than `limit` steps are cut off."""
-    if limit is not None and limit < 1:
-        raise ValueError(f"evaluate: max_episode_steps is {limit}; expected at least 1, or None for no bound")
-    root = robot.evaluation_seed if seed is None else np.random.SeedSequence(seed)
-    # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
-    root = np.random.SeedSequence(entropy=root.entropy, spawn_key=root.spawn_key)
-    given = robot.pool.options
-    pool = AgentPool(PoolOptions(robot.tasks, source, given.agent, root, mode="test", label="evaluator",
-                                 transforms=robot.transforms, warned=robot.pool.warned))
-    pool.borrowed = is_made(source)
-    pool.fill(1 if pool.borrowed else n)
-    robot.notes += [note for note in (f"evaluation: {text}" for text in pool.maker.notes if text not in robot.notes)
-                    if note not in robot.notes]
-    pool.should_stop = stop
-    if stop is not None:
-        stop.begin(pool)
-    for agent in pool.agents:
-        if limit is not None and agent.env is not None:
-            agent.env.limit(limit)
-        if robot.eval_explore:
-            for helper in agent.helpers.values():
-                helper.explore()
-    return pool
-
-
 def final_info(env: Any) -> dict[str, Any]:
     """Return what an agent's environment said with the last step of the episode that has just ended; of a vector environment,
     the part of the one whose episode it was."""
@@ -191,62 +163,106 @@ def final_info(env: Any) -> dict[str, Any]:
     return {key: told[key][i] for key, has in given.items() if has is None or has[i]}
 
 
-def scored(robot: RobotPort, seen: Episodes) -> Episodes:
-    """The episodes of an evaluation, with what they are worth by the robot's `score`; nothing without episodes."""
-    if seen.returns:
-        given, numbers = robot.score, seen.numbers()
-        if not callable(given) and given not in numbers:
-            raise ValueError(f"evaluate: the score is {given!r}, but no episode's last info has 'is_success'; let the "
-                             "environment give one, or the robot another score= (eval_score= of a run)")
-        value = given(robot, seen) if callable(given) else numbers[given]
+class Evaluator:
+    """Evaluates a robot, between two of its iterations, by episodes in test mode."""
+
+    def __init__(self, robot: RobotPort) -> None:
+        self._robot = robot
+
+    def source(self, env: EnvSource) -> Any:
+        """Return the source of evaluations' environments: a factory, or an environment of the caller that is theirs for the
+        time."""
+        if env is not None:
+            return factory_of(env)
+        source = self._robot.pool.options.env if self._robot.eval_env is None else self._robot.eval_env
+        if source is None:
+            raise ValueError("evaluate: this robot has no environment; give one as env=")
+        # The training environment itself is in the middle of an episode.
+        return again(source) if is_made(source) else factory_of(source)
+
+    def pool(self, n: int, seed: int | None, source: Any, stop: StopCondition | None, limit: int | None) -> AgentPool:
+        """Make agents, environments and queues of their own, which play the robot's tasks in test mode. An environment of the
+        caller (`source`) is used by one agent, and not closed. Episodes of more than `limit` steps are cut off."""
+        robot = self._robot
+        if limit is not None and limit < 1:
+            raise ValueError(f"evaluate: max_episode_steps is {limit}; expected at least 1, or None for no bound")
+        root = robot.evaluation_seed if seed is None else np.random.SeedSequence(seed)
+        # A copy: spawn() counts its calls, and every evaluation shall see the same seeds.
+        root = np.random.SeedSequence(entropy=root.entropy, spawn_key=root.spawn_key)
+        given = robot.pool.options
+        pool = AgentPool(PoolOptions(robot.tasks, source, given.agent, root, mode="test", label="evaluator",
+                                     transforms=robot.transforms, warned=robot.pool.warned))
+        pool.borrowed = is_made(source)
+        pool.fill(1 if pool.borrowed else n)
+        robot.notes += [note for note in (f"evaluation: {text}" for text in pool.maker.notes if text not in robot.notes)
+                        if note not in robot.notes]
+        pool.should_stop = stop
+        if stop is not None:
+            stop.begin(pool)
+        for agent in pool.agents:
+            if limit is not None and agent.env is not None:
+                agent.env.limit(limit)
+            if robot.eval_explore:
+                for helper in agent.helpers.values():
+                    helper.explore()
+        return pool
+
+    def scored(self, seen: Episodes) -> Episodes:
+        """Return the episodes of an evaluation, with what they are worth by the robot's `score`; nothing without episodes."""
+        if seen.returns:
+            given, numbers = self._robot.score, seen.numbers()
+            if not callable(given) and given not in numbers:
+                raise ValueError(f"evaluate: the score is {given!r}, but no episode's last info has 'is_success'; let the "
+                                 "environment give one, or the robot another score= (eval_score= of a run)")
+            value = given(self._robot, seen) if callable(given) else numbers[given]
+            try:
+                seen.score = float(value)
+            except (TypeError, ValueError):
+                raise ValueError(f"evaluate: the score function {getattr(given, '__name__', given)} gave {value!r}; expected a "
+                                 "number") from None
+        return seen
+
+    def hold_still(self) -> None:
+        """Let nothing learn from here to the robot's next iteration, so an evaluation is of one policy: in sync mode, and under
+        cooperative, that is so between any two iterations; else all agents leave their episodes, as at a checkpoint."""
+        robot = self._robot
+        if not (robot.sync or robot.driver_name == "cooperative"):
+            robot.checkpoint_boundary()
+
+    def epochs(
+        self, n_epochs: int, steps_per_epoch: int, episodes: int, *, seed: int | None, stop: Callable[[float], bool] | None,
+        best: str | Path | None, hooks: Sequence[Hook],
+    ) -> Iterator[tuple[int, dict[str, float], dict[str, Any]]]:
+        """See `Robot.epochs`."""
+        robot = self._robot
+        if n_epochs < 1 or steps_per_epoch < 1:
+            raise ValueError(f"epochs: n_epochs is {n_epochs} and steps_per_epoch {steps_per_epoch}; expected at least 1 each")
+        begin, info = perf_counter(), {"best_score": float("-inf"), "best_epoch": 0}
+        follow_run(robot, n_epochs * steps_per_epoch)
         try:
-            seen.score = float(value)
-        except (TypeError, ValueError):
-            raise ValueError(f"evaluate: the score function {getattr(given, '__name__', given)} gave {value!r}; expected a number"
-                             ) from None
-    return seen
-
-
-def hold_still(robot: RobotPort) -> None:
-    """Nothing learns from here to the robot's next iteration, so an evaluation is of one policy: in sync mode, and under
-    cooperative, that is so between any two iterations; else all agents leave their episodes, as at a checkpoint."""
-    if not (robot.sync or robot.driver_name == "cooperative"):
-        robot.checkpoint_boundary()
-
-
-def epochs(
-    robot: RobotPort, n_epochs: int, steps_per_epoch: int, episodes: int, *, seed: int | None,
-    stop: Callable[[float], bool] | None, best: str | Path | None, hooks: Sequence[Hook],
-) -> Iterator[tuple[int, dict[str, float], dict[str, Any]]]:
-    """See `Robot.epochs`."""
-    if n_epochs < 1 or steps_per_epoch < 1:
-        raise ValueError(f"epochs: n_epochs is {n_epochs} and steps_per_epoch {steps_per_epoch}; expected at least 1 each")
-    begin, info = perf_counter(), {"best_score": float("-inf"), "best_epoch": 0}
-    follow_run(robot, n_epochs * steps_per_epoch)
-    try:
-        for call in overridden(hooks, "pre_experiment"):
-            call(robot)
-        for epoch in range(n_epochs + 1):
-            with robot.pool.hooks.during(hooks):
-                for _ in robot.iterate(robot.env_steps + steps_per_epoch * bool(epoch)):
-                    pass
-            hold_still(robot)
-            numbers = robot.evaluate(episodes, seed=seed).numbers()
-            if numbers["score"] > info["best_score"]:
-                info |= {"best_score": numbers["score"], "best_epoch": epoch}
-                if best is not None:
-                    write_archive(Path(best), robot.acting_state())
+            for call in overridden(hooks, "pre_experiment"):
+                call(robot)
+            for epoch in range(n_epochs + 1):
+                with robot.pool.hooks.during(hooks):
+                    for _ in robot.iterate(robot.env_steps + steps_per_epoch * bool(epoch)):
+                        pass
+                self.hold_still()
+                numbers = robot.evaluate(episodes, seed=seed).numbers()
+                if numbers["score"] > info["best_score"]:
+                    info |= {"best_score": numbers["score"], "best_epoch": epoch}
+                    if best is not None:
+                        write_archive(Path(best), robot.acting_state())
+                if epoch:
+                    info |= {"env_steps": robot.env_steps, "seconds": perf_counter() - begin}
+                    yield epoch, {**robot.metrics(), **{f"eval/{key}": value for key, value in numbers.items()}}, dict(info)
+                if stop is not None and stop(numbers["score"]):
+                    break
             if epoch:
-                info |= {"env_steps": robot.env_steps, "seconds": perf_counter() - begin}
-                yield epoch, {**robot.metrics(), **{f"eval/{key}": value for key, value in numbers.items()}}, dict(info)
-            if stop is not None and stop(numbers["score"]):
-                break
-        if epoch:
-            robot.tell_idle()
-            refuse_divergence(robot.tasks)
-    finally:
-        for call in overridden(hooks, "post_experiment"):
-            call(robot)
+                robot.tell_idle()
+                refuse_divergence(robot.tasks)
+        finally:
+            for call in overridden(hooks, "post_experiment"):
+                call(robot)
 
 
 def greedy_action(pool: AgentPool, name: str, obs: Any) -> Any:

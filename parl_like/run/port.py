@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
@@ -28,6 +29,7 @@ class RobotPort(SpannedRun, Protocol):
     transforms: dict[str, Transforms]
     seed: int
     evaluation_seed: np.random.SeedSequence
+    eval_env: Any
     eval_explore: bool
     score: Any
     notes: list[str]
@@ -43,6 +45,8 @@ class RobotPort(SpannedRun, Protocol):
     def evaluate(self, episodes: int = 10, *, seed: int | None = None) -> Any: ...
 
     def checkpoint_boundary(self) -> None: ...
+
+    def save(self, path: str | Path) -> None: ...
 
     def acting_state(self) -> dict[str, Any]: ...
 

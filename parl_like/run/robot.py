@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
-import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
@@ -16,29 +13,20 @@ import numpy as np
 
 from parl_like.agents.agent import Agent
 from parl_like.data.storage.archive import read_archive, write_archive
-from parl_like.environment.factory import EnvSource, again, factory_of, is_made, known
-from parl_like.environment.hooks import Hook, TraceHash, hooks_of, overridden
+from parl_like.environment.factory import EnvSource, is_made, known
+from parl_like.environment.hooks import Hook, TraceHash, hooks_of
 from parl_like.environment.stop_conditions import StopAfterSteps, StopCondition
-from parl_like.learning.model import Model
-from parl_like.learning.span import follow_run
 from parl_like.run.agent_pool import AgentPool
 from parl_like.run.custom_loop import collecting, update_by_hand
-from parl_like.run.diagnosis import refuse_divergence, unless_nobody_asks, why_never_learned
-from parl_like.run.evaluation import (
-    EPISODE_LIMIT,
-    FILM_LIMIT,
-    Episodes,
-    epochs,
-    evaluators,
-    gather,
-    greedy_action,
-    scored,
-)
+from parl_like.run.diagnosis import Diagnosis
+from parl_like.run.evaluation import EPISODE_LIMIT, FILM_LIMIT, Episodes, Evaluator, gather, greedy_action
 from parl_like.run.film import filmed
 from parl_like.run.lifecycle import Phase
 from parl_like.run.pool_options import DriverOptions, PoolOptions
 from parl_like.run.robot_checks import check_arguments, check_film, check_tasks
-from parl_like.run.robot_state import acting_state, load_robot_state, robot_state
+from parl_like.run.robot_metrics import RobotMetrics
+from parl_like.run.robot_state import RobotState
+from parl_like.run.run_loop import RunLoop
 from parl_like.run.statistics import Counted
 from parl_like.tasks.task import ComputationTask, connect_tasks
 from parl_like.values.errors import unknown
@@ -68,6 +56,12 @@ class Robot(Counted):
             be drawn from, and may run in circles otherwise. (A schedule of exploration, such as ε, begins anew.)
         score: What an evaluation is worth, more is better: one of its numbers ('mean_return', 'success_rate', …), or a function
             of the robot and the finished `Episodes`, such as minus an exploitability.
+
+    Attributes:
+        pool: Its agents and their driver. `agents`, `wrappers`, `buffers`, `transforms` and `statistics` are the pool's.
+        evaluator: Makes the pools of evaluations.
+        diagnosis: Tells why tasks do not learn.
+        notes: What environments say of themselves.
     """
 
     span: Any = None
@@ -89,7 +83,6 @@ class Robot(Counted):
         self.seed, self.eval_env, self.eval_explore, self.score = seed, known(eval_env), eval_explore, score
         root = np.random.SeedSequence(seed)
         task_seed, agent_seed, self.evaluation_seed = root.spawn(3)
-        self._saves: list[Path] = []
         try:
             for (name, task), child in zip(tasks.items(), task_seed.spawn(len(tasks)), strict=True):
                 task.name = name
@@ -100,6 +93,9 @@ class Robot(Counted):
             self.statistics, self.tasks, self.agents = pool.statistics, pool.tasks, pool.agents
             self.wrappers, self.buffers, self.transforms = pool.wrappers, pool.buffers, pool.transforms
             self.notes = pool.maker.notes
+            self.diagnosis = Diagnosis(self)
+            self.evaluator, self._state = Evaluator(self), RobotState(self)
+            self._loop, self._metrics = RunLoop(self, self.diagnosis), RobotMetrics(self, self.diagnosis)
             pool.fill(n_agents)
             for task in given.values():
                 task.robot = self
@@ -165,7 +161,7 @@ class Robot(Counted):
     def _end_episodes_for(self, what: str) -> None:
         why = "the agents are divided over the workers once; make the robot with as many as are needed"
         self.pool.driver.need_local(what, why)
-        self._leave_episodes()
+        self._loop.leave_episodes()
 
     # ------------------------------------------------------------------------------------------------------------ the pool's
 
@@ -237,58 +233,16 @@ class Robot(Counted):
         if stop is not None and not isinstance(stop, StopCondition):
             raise TypeError(f"Robot.run: stop is {stop!r}; expected a number of steps or a StopCondition, e.g. "
                             "StopAfterSteps(1000) of parl_like.environment.hooks")
-        self.pool.lifecycle.refuse_closed("run")
-        self.pool.driver.refuse_agents()
-        with self.pool.lifecycle.one_thread:
-            follow_run(self, None if stop is None else stop.most_steps())
-            self._run(stop, hooks_of(hooks))
-        self.tell_idle()
+        self._loop.run(stop, hooks_of(hooks))
 
     def tell_idle(self) -> None:
         """A warning for each task that never learned."""
         for name, why in self.never_learned().items():
             log.warning("task %r never learned: %s", name, why)
 
-    def _run(self, stop: StopCondition | None, hooks: list[Hook]) -> None:
-        self.pool.lifecycle.recover()
-        self._saves.clear()
-        try:
-            self.pool.hooks.begin(hooks)
-            if stop is not None:
-                stop.begin(self)
-            self.pool.should_stop = None if stop is None else self.pool.hooks.in_turn(stop)
-            for call in overridden(hooks, "pre_experiment"):
-                call(self)
-            self.pool.hooks.connect()
-            while not self.stop_requested and self._iterate():
-                if stop is not None and stop.after_iteration(self):
-                    break
-            self.pool.should_stop = None
-            while self.pool.driver.stopping and self._iterate():
-                pass
-            self._save_as_asked()
-            if self.driver_name == "cooperative" and threading.current_thread() is not threading.main_thread():
-                self._leave_episodes()
-            elif self.pool.driver.agents:
-                self.pool.lifecycle.rest()
-            else:  # whose code has ended begin anew
-                self.pool.lifecycle.halt()
-            self.pool.lifecycle.raise_error()
-            refuse_divergence(self.tasks)
-        except BaseException:
-            self.pool.should_stop = None
-            self.pool.lifecycle.abandon()
-            raise
-        finally:
-            self.pool.hooks.end()
-            self.statistics.warn_of_cuts()
-            for call in overridden(hooks, "post_experiment"):
-                call(self)
-
     def never_learned(self) -> dict[str, str]:
         """Tasks that could learn, but have not done a single optimiser step since they were built or loaded: name → why."""
-        return {name: why_never_learned(self, name) for name, task in self.tasks.items()
-                if task.train and not task.algorithm.updates and any(n.state_dict() for n in task.algorithm.networks().values())}
+        return self.diagnosis.never_learned()
 
     def train_iter(self) -> dict[str, float]:
         """One iteration of a sync robot: every learning agent unrolls with unchanged parameters, then the tasks train.
@@ -303,33 +257,13 @@ class Robot(Counted):
             raise ValueError("train_iter: this robot is async, where an iteration is not defined; use run(stop) or mode='sync'")
         if not any(agent.learns for agent in self.agents):
             raise ValueError("train_iter: no helper of this robot learns; use collect() or evaluate()")
-        self._iterate_outside_run()
+        self._loop.iterate_once()
         return {f"{name}/{key}": value for name, w in self.wrappers.items() for key, value in w.trainings.last_result.items()}
-
-    def _iterate_outside_run(self) -> bool:
-        self.pool.lifecycle.refuse_closed("run")
-        self.pool.driver.refuse_agents()  # before a run's own stop condition is touched
-        with self.pool.lifecycle.one_thread:
-            self.pool.should_stop = unless_nobody_asks(self)
-            try:
-                return self._iterate()
-            finally:
-                self.pool.should_stop = None
-
-    def _iterate(self) -> bool:
-        """One iteration, and the saves that were asked for in it; False when nothing could run any more."""
-        went_on = self.pool.lifecycle.advance()
-        self.statistics.iterations += went_on
-        self._save_as_asked()
-        return went_on
 
     def iterate(self, stop_steps: int) -> Iterator[int]:
         """Iterations until `env_steps` has reached `stop_steps`, so up to one iteration beyond; the agents stay where they
         are."""
-        follow_run(self, stop_steps - self.env_steps, whole=False)
-        while self.env_steps < stop_steps and self._iterate_outside_run():
-            yield self.iterations
-        self._save_as_asked()
+        return self._loop.iterate(stop_steps)
 
     def epochs(
         self, n_epochs: int, steps_per_epoch: int, *, evaluate_episodes: int = 10, seed: int | None = None,
@@ -350,7 +284,8 @@ class Robot(Counted):
             epoch from 1; stats: `metrics()` and 'eval/score', 'eval/mean_return', …; info: 'best_score', 'best_epoch' (0: before
             the first), 'env_steps', 'seconds'.
         """
-        return epochs(self, n_epochs, steps_per_epoch, evaluate_episodes, seed=seed, stop=stop, best=best, hooks=hooks_of(hooks))
+        return self.evaluator.epochs(n_epochs, steps_per_epoch, evaluate_episodes, seed=seed, stop=stop, best=best,
+                                     hooks=hooks_of(hooks))
 
     def collect(self, *, n_step: int | None = None, n_episode: int | None = None, random: bool = False) -> Episodes:
         """Acts and stores without learning: exactly one of `n_step` (all agents together) and `n_episode`.
@@ -435,19 +370,8 @@ class Robot(Counted):
         if episodes < 1:
             raise ValueError(f"evaluate: episodes is {episodes}; expected at least 1")
         n = min(n_agents or len(self.agents), episodes)
-        with evaluators(self, n, seed, self._evaluation_source(env), stop, max_episode_steps) as pool:
-            return scored(self, gather(pool, None, episodes))
-
-    def _evaluation_source(self, env: EnvSource) -> Any:
-        """Return the source of evaluations' environments: a factory, or an environment of the caller that is theirs for the
-        time."""
-        if env is not None:
-            return factory_of(env)
-        source = self.pool.options.env if self.eval_env is None else self.eval_env
-        if source is None:
-            raise ValueError("evaluate: this robot has no environment; give one as env=")
-        # The training environment itself is in the middle of an episode.
-        return again(source) if is_made(source) else factory_of(source)
+        with self.evaluator.pool(n, seed, self.evaluator.source(env), stop, max_episode_steps) as pool:
+            return self.evaluator.scored(gather(pool, None, episodes))
 
     def watch(self, hook: Hook, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0,
               max_episode_steps: int | None = EPISODE_LIMIT) -> float:
@@ -459,7 +383,7 @@ class Robot(Counted):
             max_steps: Environment steps after which it stops, with the return so far; 0: at the end of the episode.
         """
         stop = StopAfterSteps(max_steps) if max_steps else None
-        with evaluators(self, 1, seed, self._evaluation_source(env), stop, max_episode_steps) as pool:
+        with self.evaluator.pool(1, seed, self.evaluator.source(env), stop, max_episode_steps) as pool:
             seen = gather(pool, None, 1, hook)
             total = seen.returns[0] if seen.returns else pool.agents[0].env.episode_return
             return total if np.ndim(total) else float(total)
@@ -479,7 +403,7 @@ class Robot(Counted):
             ValueError: the environment does not draw itself, or there is none.
         """
         check_film(path)
-        return filmed(path, self._evaluation_source(env), lambda film, drawn: self.watch(
+        return filmed(path, self.evaluator.source(env), lambda film, drawn: self.watch(
             film, seed=seed, env=drawn, max_steps=max_steps, max_episode_steps=max_episode_steps))
 
     # ----------------------------------------------------------------------------------------------------------- observing
@@ -487,36 +411,21 @@ class Robot(Counted):
     def counters(self) -> dict[str, int]:
         """'env_steps' (the agents' actions), 'time_steps' (the environments' own steps, more where actions are repeated),
         'episodes', 'iterations', and per task 'updates/RL' (optimiser steps) and 'rows/RL' (rows learned from)."""
-        time_steps = self.statistics.departed_time_steps
-        time_steps += sum(agent.env.time_steps for agent in self.agents if agent.env is not None)
-        out = {"env_steps": self.env_steps, "time_steps": time_steps, "episodes": self.episodes, "iterations": self.iterations}
-        for name, task in self.tasks.items():
-            out |= {f"updates/{name}": task.algorithm.updates, f"rows/{name}": task.rows_learned}
-        return out
+        return self._metrics.counters()
 
     def metrics(self) -> dict[str, float]:
         """Flat and ready to log: 'return/mean' over the last 100 episodes, 'RL/loss', 'RL/predict/mean_batch', 'RL/dropped' (rows
         that were too old for an on-policy task), … As long as there are any, 'episode/first_open': environments whose first
         episode has not ended, so that returns are those of short ones."""
-        out = self.statistics.metrics(sum(agent.n_envs for agent in self.agents if agent.env is not None))
-        for name, wrapper in self.wrappers.items():
-            counted = {**wrapper.trainings.last_result, **wrapper.summary()}
-            out |= {f"{name}/{key}": float(value) for key, value in counted.items()}
-        out |= {f"{name}/dropped": float(dropped) for name, dropped in self.statistics.rows.dropped().items()}
-        return {**out, **{key: float(value) for key, value in self.counters().items()}}
+        return self._metrics.metrics()
 
     def remarks(self) -> list[str]:
         """Return what a user should know at the end of a run and may not have seen: a sentence each; usually none."""
-        idle = (f"task {name!r} never learned: {why}" for name, why in self.never_learned().items())
-        return [*self.statistics.remarks(), *idle]
+        return self._metrics.remarks()
 
     def trace_hash(self) -> str | None:
         """Digest of every agent's trace and of all weights; None without `trace=True`."""
-        if self.trace is None:
-            return None
-        self.trace.digests = self.pool.driver.digests(self.trace.digests)
-        weights = "".join(Model.weights_hash(n) for t in self.tasks.values() for n in t.algorithm.networks().values())  # type: ignore[arg-type]
-        return hashlib.blake2b((self.trace.hexdigest() + weights).encode(), digest_size=16).hexdigest()
+        return self._metrics.trace_hash()
 
     def __repr__(self) -> str:
         tasks = ", ".join(self.tasks) or "none"
@@ -535,19 +444,14 @@ class Robot(Counted):
         self.pool.lifecycle.cut()
         self.statistics.warn_of_cuts()
 
-    def _leave_episodes(self) -> None:
-        """All agents end, as at a checkpoint; when they begin anew they go on with the episodes that are carried over."""
-        self.checkpoint_boundary()
-        self.pool.lifecycle.halt(carry=True)
-
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""
-        return robot_state(self)
+        return self._state.whole()
 
     def acting_state(self) -> dict[str, Any]:
         """The part of `state_dict` that decides how the robot acts: tasks, statistics of transforms, and counters. It may be
         taken between any two iterations, and loaded like the whole: agents then begin anew, and buffers stay as they are."""
-        return acting_state(self)
+        return self._state.acting()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restores `state_dict()` or `acting_state()` into a robot that was built the same way.
@@ -555,7 +459,7 @@ class Robot(Counted):
         Raises:
             ValueError: tasks, agents, buffers or shapes differ; the message names the first difference.
         """
-        load_robot_state(self, state)
+        self._state.load(state)
 
     def save(self, path: str | Path) -> None:
         """Writes a checkpoint directory, atomically, without code in it. Episodes restart, see `checkpoint_boundary`."""
@@ -565,15 +469,7 @@ class Robot(Counted):
     def request_save(self, path: str | Path) -> None:
         """`save` at the end of the running iteration, for hooks and agents, which cannot save at once: they would wait for
         themselves. Where the disk refuses, there is a warning and the run goes on."""
-        self._saves.append(Path(path))
-
-    def _save_as_asked(self) -> None:
-        while self._saves:
-            path = self._saves.pop(0)
-            try:
-                self.save(path)
-            except OSError as error:
-                warnings.warn(f"request_save: could not save to {path}: {error}", RuntimeWarning, stacklevel=3)
+        self._loop.request_save(Path(path))
 
     def load(self, path: str | Path, *, partial: bool = False) -> list[str]:
         """Takes over what `save` wrote.

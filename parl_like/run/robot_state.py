@@ -18,29 +18,6 @@ WORKERS = "workers"
 """The key under which drivers with worker processes keep agents and buffers."""
 
 
-def _parts(robot: RobotPort) -> dict[str, Any]:
-    """Return the parts with a state of their own, a task's or statistics of transforms."""
-    chains = {f"transforms.{name}": chain for name, chain in robot.transforms.items() if len(chain)}
-    return {f"task.{name}": task for name, task in robot.tasks.items()} | chains
-
-
-def robot_state(robot: RobotPort) -> dict[str, Any]:
-    """See `Robot.state_dict`."""
-    return {**robot.pool.driver.state_dict(), **acting_state(robot)}
-
-
-def acting_state(robot: RobotPort) -> dict[str, Any]:
-    """See `Robot.acting_state`."""
-    out: dict[str, Any] = {key: part.state_dict() for key, part in _parts(robot).items()}
-    out["counters"] = {
-        **robot.statistics.state_dict(), "seed": robot.seed,
-        "trace": {} if robot.trace is None else {str(i): d.hex() for i, d in robot.trace.digests.items()},
-        **({} if robot.span is None else {"span": robot.span.state_dict()}),
-        "wrappers": {name: wrapper.state_dict() for name, wrapper in robot.wrappers.items()},
-    }
-    return out
-
-
 class _Queue(msgspec.Struct):
     requests: Count = 0
     rows: Count = 0
@@ -73,44 +50,6 @@ class _Counters(msgspec.Struct):
     wrappers: dict[str, _Wrapper] = {}
 
 
-def load_robot_state(robot: RobotPort, state: Mapping[str, Any]) -> None:
-    """See `Robot.load_state_dict`."""
-    if isinstance(state, Mapping):
-        _check_kinds(robot, state)
-    acting = {*_parts(robot), "counters"}
-    expected = acting | robot.pool.driver.state_keys()
-    if not isinstance(state, Mapping) or state.keys() not in (acting, expected):
-        there = sorted(state) if isinstance(state, Mapping) else type(state).__name__
-        raise ValueError(f"Robot: the saved state has {there}; expected {sorted(expected)}: build the robot as it was saved")
-    state_of = robot_state if state.keys() == expected else acting_state
-    try:
-        if state_of is robot_state:
-            robot.pool.driver.check_state(state)
-        check_alike({**state, "counters": None}, {**state_of(robot), "counters": None}, "")
-        msgspec.convert(state["counters"], _Counters)
-    except _NO_STATE as error:
-        raise _no_state(error) from _other(error)
-    robot.pool.lifecycle.halt()
-    before = state_of(robot)
-    try:
-        _take_over(robot, state)
-    except Exception as error:
-        with suppress(Exception):
-            _take_over(robot, before)
-        if isinstance(error, _NO_STATE) and not isinstance(error, AgentFailed):
-            raise _no_state(error) from _other(error)
-        raise
-
-
-def _check_kinds(robot: RobotPort, state: Mapping[str, Any]) -> None:
-    """Refuses other algorithms; first, since of another one all else differs, too."""
-    tasks = {f"task.{name}": task for name, task in robot.tasks.items()}
-    if tasks.keys() == {key for key in state if key.startswith("task.")}:
-        for key, task in tasks.items():
-            if isinstance(saved := state[key], Mapping):
-                check_kind(task, saved)
-
-
 _NO_STATE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, SystemError)
 """The errors of a robot's parts that are given what was never their state; SystemError: ale_py, of bytes that are no state of
 the emulator."""
@@ -132,16 +71,82 @@ def _no_state(error: Exception) -> ValueError:
     return ValueError(f"Robot: the saved state does not fit, and nothing was changed: {kind}{error}")
 
 
-def _take_over(robot: RobotPort, state: Mapping[str, Any]) -> None:
-    if robot.span is not None and "span" in state["counters"]:
-        robot.span.load_state_dict(robot, state["counters"]["span"])
-    for key, part in _parts(robot).items():
-        part.load_state_dict(state[key])
-    if robot.pool.driver.state_keys() <= state.keys():
-        robot.pool.driver.load_state_dict(state)
-    counters = msgspec.convert(state["counters"], _Counters)
-    robot.statistics.load_state_dict(msgspec.structs.asdict(counters))
-    for name, counted in counters.wrappers.items():
-        robot.wrappers[name].load_state_dict(msgspec.to_builtins(counted))
-    if robot.trace is not None:
-        robot.trace.digests = {int(i): bytes.fromhex(d) for i, d in counters.trace.items()}
+class RobotState:
+    """Takes the state of a robot for a checkpoint, and restores it."""
+
+    def __init__(self, robot: RobotPort) -> None:
+        self._robot = robot
+
+    def whole(self) -> dict[str, Any]:
+        """See `Robot.state_dict`."""
+        return {**self._robot.pool.driver.state_dict(), **self.acting()}
+
+    def acting(self) -> dict[str, Any]:
+        """See `Robot.acting_state`."""
+        robot = self._robot
+        out: dict[str, Any] = {key: part.state_dict() for key, part in self._parts().items()}
+        out["counters"] = {
+            **robot.statistics.state_dict(), "seed": robot.seed,
+            "trace": {} if robot.trace is None else {str(i): d.hex() for i, d in robot.trace.digests.items()},
+            **({} if robot.span is None else {"span": robot.span.state_dict()}),
+            "wrappers": {name: wrapper.state_dict() for name, wrapper in robot.wrappers.items()},
+        }
+        return out
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """See `Robot.load_state_dict`."""
+        robot = self._robot
+        if isinstance(state, Mapping):
+            self._check_kinds(state)
+        acting = {*self._parts(), "counters"}
+        expected = acting | robot.pool.driver.state_keys()
+        if not isinstance(state, Mapping) or state.keys() not in (acting, expected):
+            there = sorted(state) if isinstance(state, Mapping) else type(state).__name__
+            raise ValueError(f"Robot: the saved state has {there}; expected {sorted(expected)}: build the robot as it was saved")
+        state_of = self.whole if state.keys() == expected else self.acting
+        try:
+            if state.keys() == expected:
+                robot.pool.driver.check_state(state)
+            check_alike({**state, "counters": None}, {**state_of(), "counters": None}, "")
+            msgspec.convert(state["counters"], _Counters)
+        except _NO_STATE as error:
+            raise _no_state(error) from _other(error)
+        robot.pool.lifecycle.halt()
+        before = state_of()
+        try:
+            self._take_over(state)
+        except Exception as error:
+            with suppress(Exception):
+                self._take_over(before)
+            if isinstance(error, _NO_STATE) and not isinstance(error, AgentFailed):
+                raise _no_state(error) from _other(error)
+            raise
+
+    def _check_kinds(self, state: Mapping[str, Any]) -> None:
+        """Refuse other algorithms; first, since of another one all else differs, too."""
+        tasks = {f"task.{name}": task for name, task in self._robot.tasks.items()}
+        if tasks.keys() == {key for key in state if key.startswith("task.")}:
+            for key, task in tasks.items():
+                if isinstance(saved := state[key], Mapping):
+                    check_kind(task, saved)
+
+    def _take_over(self, state: Mapping[str, Any]) -> None:
+        robot = self._robot
+        if robot.span is not None and "span" in state["counters"]:
+            robot.span.load_state_dict(robot, state["counters"]["span"])
+        for key, part in self._parts().items():
+            part.load_state_dict(state[key])
+        if robot.pool.driver.state_keys() <= state.keys():
+            robot.pool.driver.load_state_dict(state)
+        counters = msgspec.convert(state["counters"], _Counters)
+        robot.statistics.load_state_dict(msgspec.structs.asdict(counters))
+        for name, counted in counters.wrappers.items():
+            robot.wrappers[name].load_state_dict(msgspec.to_builtins(counted))
+        if robot.trace is not None:
+            robot.trace.digests = {int(i): bytes.fromhex(d) for i, d in counters.trace.items()}
+
+    def _parts(self) -> dict[str, Any]:
+        """Return the parts with a state of their own, a task's or statistics of transforms."""
+        robot = self._robot
+        chains = {f"transforms.{name}": chain for name, chain in robot.transforms.items() if len(chain)}
+        return {f"task.{name}": task for name, task in robot.tasks.items()} | chains

@@ -12,7 +12,6 @@ from parl_like import OffPolicyHelper, Robot
 from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.run.agent_maker import AgentMaker
 from parl_like.run.agent_pool import AgentPool
-from parl_like.run.evaluation import evaluators
 from parl_like.run.helper_maker import HelperMaker
 from parl_like.run.lifecycle import Lifecycle
 from parl_like.run.run_hooks import RunHooks
@@ -53,7 +52,7 @@ def test_what_an_evaluation_counts_is_not_the_robots():
                 asked.append(of)
                 return super().__call__(of)
 
-        with evaluators(made, 1, 0, made.pool.options.env, Asks(3), None) as pool:
+        with made.evaluator.pool(1, 0, made.pool.options.env, Asks(3), None) as pool:
             while pool.lifecycle.advance():
                 pass
             assert (pool.env_steps, made.env_steps) == (3, 0)

@@ -49,7 +49,6 @@ from parl_like.envs.wrappers import ActionRepeat
 from parl_like.learning.algorithm import Linear
 from parl_like.models import MLPQ, MLPActorCritic
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
-from parl_like.run.evaluation import evaluators
 from parl_like.tasks.batch_rule import BatchRule
 from parl_like.values.errors import AgentFailed, NotEnoughRows, Stopped, TaskFailed
 
@@ -539,7 +538,7 @@ def test_the_training_environment_is_made_again_for_an_evaluation_or_refused():
     made = gym.make("FrozenLake-v1", is_slippery=False, map_name="8x8")
     model = dqn(lambda: made)
     with robot_of(model, env=made) as robot:
-        pool = evaluators(robot, 1, None, robot._evaluation_source(None), None, None)
+        pool = robot.evaluator.pool(1, None, robot.evaluator.source(None), None, None)
         assert pool.agents[0].env.unwrapped is not made.unwrapped
         assert pool.agents[0].env.unwrapped.desc.shape == (8,
                                                            8) and len(pool.agents[0].env.unwrapped.P[0][1]) == 1  # not slippery
