@@ -81,7 +81,7 @@ def bounded(config: msgspec.Struct, tensors: int | None = None) -> Iterator[None
     """
     device = getattr(config, "device", "cpu")
     if device != "cpu" and "torch" in sys.modules:  # its driver maps memory as it likes when it begins: that is no robot's
-        with suppress(RuntimeError, AssertionError):
+        with suppress(RuntimeError, AssertionError, ImportError):
             sys.modules["torch"].zeros(1, device=device)
     free, rule = min(int(psutil.virtual_memory().available), machine_memory()), foreign.rule()
     if rule is None or rule.ran:

@@ -44,6 +44,8 @@ class TaskOptions:
         if self.helper is not None and not callable(self.helper):
             raise TypeError(f"ComputationTask: helper is {self.helper!r}; expected a function that makes one: helper=lambda: "
                             f"{self.helper if isinstance(self.helper, str) else type(self.helper).__name__}(…)")
+        if self.device.type not in ("cpu", "cuda", "meta", "mps", "xpu"):
+            raise ValueError(f"ComputationTask: device is {str(self.device)!r}; expected 'cpu', 'cuda' or 'cuda:<number>'")
         if self.device.type == "meta":
             raise ValueError("ComputationTask: device is 'meta', which holds no numbers; expected 'cpu', 'cuda' or "
                              "'cuda:<number>'")

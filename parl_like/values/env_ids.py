@@ -103,10 +103,30 @@ def known(id: str) -> str:
     return id
 
 
+class NotMade(gym.error.Error, ValueError):
+    """Code of an installed package raised while it made an environment. The message names the id, the options, and the error."""
+
+
 def make(id: str, **options: Any) -> Any:
-    """An environment of an id, by `gymnasium.make` with these options, or prepared for learning as its package has it."""
+    """An environment of an id, by `gymnasium.make` with these options, or prepared for learning as its package has it.
+
+    Raises:
+        NotMade: its package could not make it; what code of the user's raises stays as it is.
+    """
     package = package_of(known(id))
-    if package is None or not package.prepared:
-        return gym.make(id, **options)
-    prepared = getattr(import_module("parl_like.envs.prepared"), package.prepared)
-    return prepared(id.removeprefix(f"{package.module}:"), **options)
+    try:
+        if package is None or not package.prepared:
+            return gym.make(id, **options)
+        prepared = getattr(import_module("parl_like.envs.prepared"), package.prepared)
+        return prepared(id.removeprefix(f"{package.module}:"), **options)
+    except (gym.error.Error, ImportError, TypeError):  # which name what is wrong
+        raise
+    except Exception as error:
+        spec = gym.registry.get(id)
+        theirs = package is not None or str(getattr(spec, "entry_point", "")).startswith("gymnasium.")
+        if not theirs or isinstance(error, ValueError) and package is not None:  # a ValueError of ours says all
+            raise
+        given = ", ".join(f"{key}={value!r}" for key, value in options.items() if key != "disable_env_checker")
+        said = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(": ")
+        raise NotMade(f"environment {id!r} could not be made{f' with {given}' if given else ''}: {said}; look at its options, "
+                      "and at what its package needs (files that it loads or downloads)") from error

@@ -8,6 +8,7 @@ from contextlib import suppress
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 from types import ModuleType, SimpleNamespace
+from urllib.error import URLError
 
 import cloudpickle
 import gymnasium as gym
@@ -21,6 +22,7 @@ from parl_like.environment import factory
 from parl_like.environment.factory import for_elsewhere
 from parl_like.envs.atari import Atari
 from parl_like.envs.make import make_env
+from parl_like.lab.cli import main
 from parl_like.models import MLPActorCritic
 from parl_like.values import env_ids
 
@@ -221,6 +223,45 @@ def test_an_id_of_bsuite_is_an_experiment_of_its_own(monkeypatch):
     for make in (env_ids.make, make_env):
         with pytest.raises(gym.error.NameNotFound, match=r"bsuite: no experiment 'cach/0'; did you mean 'catch/0'\?"):
             make("bsuite/cach/0")
+
+
+def test_an_environment_that_its_package_cannot_make_says_what_was_asked(monkeypatch, tmp_path, capsys):
+    """It may want a file from the network: the error is that of its code, in words."""
+    def load(name):
+        raise URLError("no such host")
+
+    package = ModuleType("bsuite")
+    package.__spec__, package.load_from_id = ModuleSpec("bsuite", None), load
+    package.sweep = SimpleNamespace(SETTINGS={"mnist/0": {}})
+    monkeypatch.setitem(sys.modules, "bsuite", package)
+    said = "environment 'bsuite/mnist/0' could not be made: URLError: <urlopen error no such host>; look at its options, and"
+    with pytest.raises(env_ids.NotMade, match=said):
+        env_ids.make("bsuite/mnist/0")
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "dqn-cartpole", "env=bsuite/mnist/0"]) == 2
+    assert f"error: Config: key 'env': {said}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["env.id=FrozenLake-v1", "env.options={map_name: 7x7}"], "could not be made with map_name='7x7': KeyError: '7x7'; look"),
+    (["env.id=FrozenLake-v1", "env.options={desc: 5}"], "'FrozenLake-v1' could not be made with desc=5: ValueError: not enough"),
+    (["env.wrappers=[StickyAction]", "StickyAction.repeat_action_probability=2.0"], "should be in the interval [0,1)"),
+    (["device=privateuseone:0"], "device is 'privateuseone:0'; expected 'cpu', 'cuda' or 'cuda:<number>'"),
+])
+def test_options_that_an_environment_refuses_are_named(words, said, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "dqn-cartpole", *words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: Config: ") and said in error and "Traceback" not in error
+
+
+def test_what_code_of_the_user_s_raises_in_an_environment_stays_as_it_is():
+    def fails():
+        raise KeyError("mine")
+
+    gym.register("Mine-v0", fails)
+    with pytest.raises(KeyError, match="mine"):
+        env_ids.make("Mine-v0")
 
 
 def test_players_of_pettingzoo_are_led_to_the_environment_of_one():

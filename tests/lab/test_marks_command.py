@@ -122,6 +122,22 @@ def test_what_cannot_be_is_refused_before_anything_is_trained(measure):
     assert not Path("marks").exists()
 
 
+@pytest.mark.parametrize("change", [{"seconds": None}, {"evaluation": {}}, {"evaluation": {"score": "x"}}, {"env_steps": "x"},
+                                    {"expect": {"mean_return": [1]}}, {"solved": "x"}, "gone"], ids=str)
+def test_a_result_of_somebody_else_is_no_mark(change, measure):
+    measure(seeds=1)
+    file = next(Path("marks").glob("*/result.json"))
+    result = json.loads(file.read_text())
+    file.write_text(json.dumps({"experiment": "fake"} if change == "gone" else {**result, **change}))
+    Path("docs/marks.json").unlink()
+    try:
+        found, _ = measure(seeds=1)
+    except RunError as error:
+        assert "remove the directory, and it is trained anew" in str(error) or "exit code" in str(error)
+    else:
+        assert found[0].score == result["evaluation"]["score"]
+
+
 def test_the_hash_of_the_code_is_that_of_every_source(tmp_path, monkeypatch):
     package = tmp_path / "package"
     (package / "lab").mkdir(parents=True)

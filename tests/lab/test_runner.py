@@ -678,6 +678,22 @@ def test_warnings_of_the_framework_are_events_and_are_shown_once(monkeypatch):
     assert "warning: odd \\x1b[2J\n" in screen and "this is none" not in screen
 
 
+def test_handlers_of_others_get_no_more_than_they_would(monkeypatch):
+    """MinAtar, and many a library, installs one that prints all."""
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    logger = logging.getLogger("parl_like.processes")
+    monkeypatch.setattr(FakeRobot, "at_step", {100: lambda: (logger.info("detail"), logger.warning("replaced"))})
+    logging.getLogger().addHandler(handler)
+    try:
+        assert train()[0] == 0
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert [record.getMessage() for record in records if record.name.startswith("parl_like")] == ["replaced"]
+    assert logging.getLogger("parl_like").propagate
+
+
 def test_warnings_of_python_are_shown_and_kept(monkeypatch):
     monkeypatch.setattr(FakeRobot, "at_step", {100: lambda: warnings.warn("an agent never steps", RuntimeWarning, stacklevel=1)})
     before = warnings.showwarning

@@ -197,11 +197,15 @@ def _mark(folder: Path, key: tuple[str, int], code: str) -> Mark:
     run = RunDir.open(folder)
     info, result = run.info(), run.result() or {}
     differs = {name: value for name, value in info.differs.items() if name not in _NOT_THE_RESULT}
-    return Mark(experiment=info.experiment, seed=key[1], differs=differs, env_steps=result["env_steps"],
-                score=result["evaluation"]["score"], evaluation=result["evaluation"],
-                expect={name: tuple(bounds) for name, bounds in result["expect"].items()},
-                solved=result["solved"], seconds=round(result["seconds"], 1), configuration=key[0], code=code,
-                versions=info.versions, git=info.git)
+    try:
+        return msgspec.convert({
+            "experiment": info.experiment, "seed": key[1], "differs": differs, "env_steps": result["env_steps"],
+            "score": result["evaluation"]["score"], "evaluation": result["evaluation"], "expect": result["expect"],
+            "solved": result["solved"], "seconds": round(result["seconds"], 1), "configuration": key[0], "code": code,
+            "versions": info.versions, "git": info.git and msgspec.structs.asdict(info.git)}, Mark)
+    except (LookupError, TypeError, msgspec.ValidationError) as error:
+        raise RunError(f"{folder}: its result.json is not that of a finished run ({type(error).__name__}: {error}); remove the "
+                       "directory, and it is trained anew") from None
 
 
 def _order(mark: Mark) -> tuple[str, str, int]:

@@ -335,14 +335,18 @@ class _RunLog(logging.Handler):
     """A handler that writes what parl_like logs to the run's log; and warnings, such as that a worker was replaced, to its
     events and to whoever reads along, too."""
 
-    def __init__(self, run: RunDir, warned: Callable[[str], None]) -> None:
+    def __init__(self, run: RunDir, warned: Callable[[str], None], logger: logging.Logger) -> None:
         super().__init__()
-        self.run, self.warned = run, warned
+        self.run, self.warned, self.least = run, warned, logger.getEffectiveLevel()
+        self.above = logger.parent if logger.propagate else None
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
 
     def handle(self, record: logging.LogRecord) -> bool:
         """Without the lock of a handler: an outbox has its own, and warns while it holds that one."""
         self.emit(record)
+        # Handlers of others get what they would have got; many a library installs one that prints all.
+        if self.above is not None and record.levelno >= self.least and self.above.hasHandlers():
+            self.above.handle(record)
         return True
 
     def emit(self, record: logging.LogRecord) -> None:
@@ -362,8 +366,8 @@ def logged(run: RunDir, warned: Callable[[str], None]) -> Iterator[None]:
     Args:
         warned: Gets the first line of each warning and error.
     """
-    logger, handler = logging.getLogger("parl_like"), _RunLog(run, warned)
-    level, before = logger.level, warnings.showwarning
+    logger = logging.getLogger("parl_like")
+    handler, level, propagate, before = _RunLog(run, warned, logger), logger.level, logger.propagate, warnings.showwarning
 
     def show(message: Warning | str, category: type[Warning], filename: str, lineno: int, file: TextIO | None = None,
              line: str | None = None) -> None:
@@ -375,6 +379,7 @@ def logged(run: RunDir, warned: Callable[[str], None]) -> Iterator[None]:
 
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
+    logger.propagate = False
     warnings.showwarning = show
     try:
         yield
@@ -382,3 +387,4 @@ def logged(run: RunDir, warned: Callable[[str], None]) -> Iterator[None]:
         warnings.showwarning = before
         logger.removeHandler(handler)
         logger.setLevel(level)
+        logger.propagate = propagate
