@@ -14,7 +14,7 @@ import numpy as np
 
 from parl_like.agents.helper_context import HelperContext
 from parl_like.agents.row_format import DURATION, RowFormat
-from parl_like.data.buffers.episodes import CachedReplayBuffer
+from parl_like.data.buffers.cached import CachedReplayBuffer
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.transforms import Transforms
 from parl_like.environment.factory import REWARD_WEIGHTS, reward_shape

@@ -15,7 +15,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
-from parl_like.data.buffers.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.buffers.cached import CachedReplayBuffer
+from parl_like.data.buffers.episodes import EpisodeBuffer
 from parl_like.data.buffers.fields import FLAGS, as_array, in_units, is_part
 from parl_like.data.buffers.replay_buffer import OWNER, ReplayBuffer
 from parl_like.values.env_ids import make

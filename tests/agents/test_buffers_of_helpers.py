@@ -19,7 +19,8 @@ from parl_like import (
     create_algorithm_func,
 )
 from parl_like.algorithms import BC, DQN, PPO, R2D2
-from parl_like.data.buffers.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.buffers.cached import CachedReplayBuffer
+from parl_like.data.buffers.episodes import EpisodeBuffer
 from parl_like.data.buffers.reservoir import ReservoirBuffer
 from parl_like.data.datasets import from_arrays
 from parl_like.environment.stop_conditions import StopAfterSteps

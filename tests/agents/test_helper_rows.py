@@ -23,7 +23,8 @@ from parl_like import (
     create_algorithm_func,
 )
 from parl_like.algorithms import PPO
-from parl_like.data.buffers.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.buffers.cached import CachedReplayBuffer
+from parl_like.data.buffers.episodes import EpisodeBuffer
 from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer as Prioritized
 from parl_like.data.buffers.reservoir import ReservoirBuffer
 from parl_like.data.experience import experience

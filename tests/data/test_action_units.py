@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from parl_like import ComputationTask, OfflineHelper, OffPolicyHelper, ReplayBuffer, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import BC
-from parl_like.data.buffers.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.buffers.cached import CachedReplayBuffer
+from parl_like.data.buffers.episodes import EpisodeBuffer
 from parl_like.data.buffers.fields import loaded_space, saved_space
 from parl_like.data.buffers.reservoir import ReservoirBuffer
 from parl_like.data.buffers.saving import load_buffer

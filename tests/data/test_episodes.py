@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from parl_like.data.buffers.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.buffers.cached import CachedReplayBuffer
+from parl_like.data.buffers.episodes import EpisodeBuffer
 from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.values.batch import Batch

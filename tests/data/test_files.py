@@ -16,7 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from parl_like.data.buffers import saving
-from parl_like.data.buffers.episodes import CachedReplayBuffer, EpisodeBuffer
+from parl_like.data.buffers.cached import CachedReplayBuffer
+from parl_like.data.buffers.episodes import EpisodeBuffer
 from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.buffers.reservoir import ReservoirBuffer

@@ -1,5 +1,6 @@
 """Buffers of rows, in preallocated memory.
 
 `replay_buffer` ReplayBuffer · `reading` which rows belong together, drawing and gathering · `fields` the fields of rows ·
-`stored_fields` what a buffer keeps of them · `episodes` EpisodeBuffer · `prioritized` · `reservoir` · `saving` buffers in files.
+`stored_fields` what a buffer keeps of them · `by_episode` rows of open episodes · `episodes` EpisodeBuffer ·
+`cached` CachedReplayBuffer · `prioritized` · `reservoir` · `saving` buffers in files.
 """

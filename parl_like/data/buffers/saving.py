@@ -305,7 +305,7 @@ def _lost(path: Path, lost: int, rows: int, bad: dict[str, str], kind: SavedKind
 
 
 def _cached_class() -> Any:
-    return importlib.import_module("parl_like.data.buffers.episodes").CachedReplayBuffer
+    return importlib.import_module("parl_like.data.buffers.cached").CachedReplayBuffer
 
 
 def _check_sizes(state: object) -> None:
