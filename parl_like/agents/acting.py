@@ -102,7 +102,7 @@ class Acting:
         self.last = (act, out, -1)
         return act
 
-    def _at_random(self, values: tuple[Any, ...], out: dict[str, Array], n: int) -> Any:
+    def _at_random(self, values: tuple[object, ...], out: dict[str, Array], n: int) -> Any:
         """Take random actions instead of those that the task gave for `values`. It was asked all the same, for its memory, and
         so that agents keep step."""
         masks = {name[4:]: np.asarray(value) for name, value in zip(self.format.inputs, values, strict=False)
@@ -132,7 +132,7 @@ class Acting:
 
     # ------------------------------------------------------------------------------------------------------- transforms
 
-    def _transformed(self, obs: Any) -> tuple[Any, ...]:
+    def _transformed(self, obs: object) -> tuple[object, ...]:
         """Raw observations as the model gets them, in the order of its inputs."""
         if self._in_step and self._update != self.context.task.learns:
             self.prepare()
@@ -180,7 +180,7 @@ class Acting:
         zeros = (spec.zeros(len(self.context.lanes)) for spec in self.format.state.values())
         return tuple(zeros) if self.context.agent.vector else tuple(rows[0] for rows in zeros)
 
-    def _memory_of(self, out: Mapping[str, Any]) -> list[Any]:
+    def _memory_of(self, out: Mapping[str, object]) -> list[Any]:
         """A recurrent model's memory after a prediction. Raises SpecError where the prediction lacks a part of it."""
         names = self.format.state.keys()
         if missing := names - out.keys():

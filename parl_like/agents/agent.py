@@ -139,7 +139,7 @@ class Agent(Guarded):
         """Return what is written below a picture of a film of this agent, such as its goal; empty: nothing."""
         return ""
 
-    def thread(self, function: Callable[[], Any]) -> None:
+    def thread(self, function: Callable[[], object]) -> None:
         """Runs `function()` in a thread of its own, under driver='threads'. It may ask this agent's helpers, above all `learn`,
         while the agent acts: the third way to learn of PARL's document. Where that function runs already, nothing happens, so
         `run_one_episode` may begin with it.
@@ -241,7 +241,7 @@ class Agent(Guarded):
             self.pool.driver.park(self)
             self.obey()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         time_steps = 0 if self.env is None else self.env.time_steps
         return {"steps": self.steps, "learned_at": self.learned_at, "time_steps": time_steps, "bad_values": self.bad_values,
                 "rng": rng_state(self.rng), "carried": None if self.env is None else self.env.carried,

@@ -26,7 +26,7 @@ class EpisodicHelper(OnPolicyHelper):
 
     given_on = ("unroll",)
 
-    def __init__(self, *, episodes: int = 1, max_steps: int = 1000, **options: Any) -> None:
+    def __init__(self, *, episodes: int = 1, max_steps: int = 1000, **options: object) -> None:
         super().__init__(unroll=max_steps, **options)
         if episodes < 1:
             raise ValueError(f"{type(self).__name__}: episodes is {episodes}; expected at least 1")
@@ -51,7 +51,7 @@ class EpisodicHelper(OnPolicyHelper):
         super()._forget()
         self._ended = 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {**super().state_dict(), "ended": self._ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

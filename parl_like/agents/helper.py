@@ -68,8 +68,8 @@ class AgentHelper(Guarded):
     store_policy: bool | None = fixed(_LAID_OUT)
     extras: tuple[Spec, ...] = fixed(_LAID_OUT)
     transforms: Transforms = fixed(_LAID_OUT)
-    obs_space: gym.Space[Any] | None = fixed(_LAID_OUT)
-    store_info: dict[str, tuple[Spec, Any]] = fixed(_LAID_OUT)
+    obs_space: gym.Space[object] | None = fixed(_LAID_OUT)
+    store_info: dict[str, tuple[Spec, object]] = fixed(_LAID_OUT)
     context: HelperContext
     acting: Acting
     writer: RowWriter
@@ -98,8 +98,8 @@ class AgentHelper(Guarded):
 
     def __init__(
         self, *, explorer: Explorer | None = None, store_policy: bool | None = None, extras: Sequence[Spec] = (),
-        transforms: Iterable[Transform] = (), obs_space: gym.Space[Any] | None = None, store_info: Wanted = (),
-        **more: Any,
+        transforms: Iterable[Transform] = (), obs_space: gym.Space[object] | None = None, store_info: Wanted = (),
+        **more: object,
     ) -> None:
         check_options(self, explorer, more)
         self.explorer = explorer
@@ -248,8 +248,8 @@ class AgentHelper(Guarded):
     # ------------------------------------------------------------------------------------------------------------- storing
 
     def store(
-        self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None = None,
-        mask: Array | None = None, extra: Mapping[str, Any] | None = None,
+        self, obs: object, act: object, rew: object, obs_next: object, terminated: object, truncated: object,
+        info: Mapping[str, object] | None = None, mask: Array | None = None, extra: Mapping[str, object] | None = None,
     ) -> None:
         """Stores one transition (n of them for a vector environment) and learns when the schedule says so.
 
@@ -312,7 +312,7 @@ class AgentHelper(Guarded):
         """The run was halted: nobody will answer."""
         self.sender.forget()
 
-    def read(self, index: Any, key: str, transformed: bool = True) -> Any:
+    def read(self, index: object, key: str, transformed: bool = True) -> Any:
         """A field of stored rows, by position: as the algorithm gets it, or raw.
 
         What reads rewards or observations from the buffer shall read them here, so that it says which of the two it means. Rows
@@ -326,7 +326,7 @@ class AgentHelper(Guarded):
 
     # --------------------------------------------------------------------------------------------------------------- state
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Counters, generator, the unused part of the drawn noise, and the explorer's memory."""
         noise = {} if self.acting.noise is None else self.acting.noise.state_dict()
         return {"steps": self.steps, **noise, **self.writer.state_dict(), "rng": rng_state(self.rng)}

@@ -44,7 +44,8 @@ class CheckedHelper(HelperPort, Protocol):
 ORDER = "; store takes obs, act, rew, obs_next, terminated, truncated in this order"
 
 
-def check_places(context: HelperContext, obs: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any) -> None:
+def check_places(context: HelperContext, obs: object, rew: object, obs_next: object, terminated: object, truncated: object
+                 ) -> None:
     """Raise SpecError where the observations of a row, or its flags, have changed places, which fit either field.
 
     The row is the environment's last step, each where the other belongs. A row of several steps (the one of a goal, say) may end
@@ -63,7 +64,7 @@ def check_places(context: HelperContext, obs: Any, rew: Any, obs_next: Any, term
                         f"said of truncated, {last[4]}")
 
 
-def check_options(helper: object, explorer: Any, more: Mapping[str, Any]) -> None:
+def check_options(helper: object, explorer: object, more: Mapping[str, object]) -> None:
     """Raises TypeError for an explorer that is none, and for options `more` that no constructor of the helper's class has."""
     kind = type(helper)
     check_explorer(f"{kind.__name__}: explorer", explorer)
@@ -73,7 +74,7 @@ def check_options(helper: object, explorer: Any, more: Mapping[str, Any]) -> Non
         raise TypeError(f"{kind.__name__}: {unknown('option', name, known)}")
 
 
-def check_explorer(what: str, explorer: Any) -> None:
+def check_explorer(what: str, explorer: object) -> None:
     """Raises TypeError for one that is none."""
     if explorer is not None and not isinstance(explorer, Explorer):
         raise TypeError(f"{what} is {explorer!r}; expected an Explorer, such as EpsilonGreedy(0.1)")
@@ -152,7 +153,7 @@ def check_reward(context: HelperContext, rew: Any) -> None:
             raise bad_reward(f"{context.agent}: task {context.name!r}", rew)
 
 
-def bad_reward(where: str, rew: Any) -> SpecError:
+def bad_reward(where: str, rew: object) -> SpecError:
     """Return the refusal of a reward that is not finite, given to the helper of an agent and task (`where`)."""
     return SpecError(f"{where}, field 'rew': expected a finite number, got {rew!r:.200}; mend the environment, or let its agent "
                      "drop or replace what is not finite (on_bad_value)")
@@ -170,7 +171,7 @@ def made_buffer(kind: type, size: int, make: Callable[..., Any], n_lanes: int, r
     return buffer  # type: ignore[no-any-return]
 
 
-def check_kind(owner: str, buffer: Any) -> None:
+def check_kind(owner: str, buffer: object) -> None:
     """Raises TypeError for what is no buffer that helpers share."""
     if not isinstance(buffer, (ReplayBuffer, CachedReplayBuffer)):
         raise TypeError(f"{owner} gives {type(buffer).__name__}; expected a ReplayBuffer or PrioritizedReplayBuffer, of which "

@@ -108,7 +108,7 @@ class OffPolicyHelper(AgentHelper):
     def _learn(self) -> dict[str, Any] | None:
         return self.sender.send(*self.draw(self.batch_size))
 
-    def draw(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, Any]], None] | None]:
+    def draw(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, object]], None] | None]:
         """`n` random rows to learn from, and what is to be called with the training return, if anything."""
         buffer = self.buffer
         if not isinstance(buffer, PrioritizedReplayBuffer):
@@ -167,7 +167,7 @@ class OffPolicyHelper(AgentHelper):
         last = ahead["last_index"]
         return self.writer.replayed({**buffer.gather(indices, last), "rew": ahead["rew"], "valid": ahead["valid"]}, indices, last)
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {**super().state_dict(), "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -54,7 +54,7 @@ class OfflineHelper(OffPolicyHelper):
         if not self.in_order:
             super()._check_window()
 
-    def draw(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, Any]], None] | None]:
+    def draw(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, object]], None] | None]:
         """`n` random rows, or the next ones."""
         if not self.in_order:
             return super().draw(n)
@@ -72,7 +72,7 @@ class OfflineHelper(OffPolicyHelper):
             rows["last"] = np.append(self.buffer.next(indices[:-1]) != indices[1:], True)
         return rows
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {**super().state_dict(), "at": self._at}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -94,8 +94,8 @@ class OfflineHelper(OffPolicyHelper):
                                  "convert the data, or build the model for its spaces", True)
 
     def store(
-        self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None = None,
-        mask: Array | None = None, extra: Mapping[str, Any] | None = None,
+        self, obs: object, act: object, rew: object, obs_next: object, terminated: Any, truncated: Any,
+        info: Mapping[str, object] | None = None, mask: Array | None = None, extra: Mapping[str, object] | None = None,
     ) -> None:
         """Offline data does not grow; the step counts for `learn_every`."""
         if self.mode != "test" and self.buffer is not None:

@@ -173,7 +173,7 @@ class OnPolicyHelper(AgentHelper):
         """Return whether rows stay when others are dropped."""
         return self._whole or self.transforms.behind > 0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         return {**super().state_dict(), "store_policy": self.store_policy, "unrolled": self._unrolled, "learns": self._learns,
                 "renewed": list(self._renewed), "dropped": self.dropped,
                 "context": {str(lane): rows for lane, rows in self._context.items()}}

@@ -116,8 +116,8 @@ class OnlineHelper(AgentHelper):
         return self.context.codec.listed({"act": np.asarray(act)[None]})[0]  # type: ignore[index]
 
     def store(
-        self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None = None,
-        mask: Array | None = None, extra: Mapping[str, Any] | None = None,
+        self, obs: Any, act: object, rew: Any, obs_next: object, terminated: object, truncated: object,
+        info: Mapping[str, object] | None = None, mask: Array | None = None, extra: Mapping[str, object] | None = None,
     ) -> None:
         """Learns from one transition. `mask` and `extra` are for helpers with a buffer.
 
@@ -147,13 +147,14 @@ class OnlineHelper(AgentHelper):
             self.context.comm.wrapper.trainings.last_result = self._results()
             self.context.agent.pool.driver.rest(self.context.agent)
 
-    def _next_origins(self, ends: Any) -> tuple[Any, ...]:
+    def _next_origins(self, ends: object) -> tuple[object, ...]:
         """Return where the row that is stored now stands in its lane."""
         origins = self.writer.origins.values(0)
         self.writer.origins.stored(0, np.bool_(ends))
         return origins
 
-    def _look_ahead(self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, *origins: Any) -> None:
+    def _look_ahead(self, obs: object, act: object, rew: object, obs_next: object, terminated: object, truncated: object,
+                    *origins: object) -> None:
         """Learns from the row before this one, whose next action is this one's; and from this one if nothing follows."""
         if self._open is not None:
             row, expected = self._open
@@ -177,8 +178,8 @@ class OnlineHelper(AgentHelper):
             act = self._chosen(obs_next)
             self._learn_row(act if self._unmapped else self.writer.policy_units(act)[0], *row)
 
-    def _learn_row(self, next_act: Any, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any,
-                   *origins: Any) -> None:
+    def _learn_row(self, next_act: Any, obs: object, act: object, rew: object, obs_next: object, terminated: object,
+                   truncated: object, *origins: object) -> None:
         if self._follows:
             self.context.task.follow(self.context.agent.pool.statistics.env_steps)
         if self._learner is not None:
@@ -197,7 +198,7 @@ class OnlineHelper(AgentHelper):
             fields["next_act"], fields["has_next"] = act if next_act is None else next_act, next_act is not None
         self._result = self._updates.learn(self._row)
 
-    def _results(self) -> Mapping[str, Any]:
+    def _results(self) -> Mapping[str, object]:
         result = self._result
         return result if self._learner is None or isinstance(result, Mapping) else {self._learner.reports: result}
 

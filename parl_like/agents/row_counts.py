@@ -119,7 +119,7 @@ class OnePlayer:
         self._ends.clear()
         self._crossed = 0
 
-    def other_row(self, begin: tuple[Any, ...]) -> None:
+    def other_row(self, begin: tuple[object, ...]) -> None:
         """A row begins with `begin`, and not with the object that the row before ended with.
 
         Raises:

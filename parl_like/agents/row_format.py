@@ -45,12 +45,12 @@ class RowOrigins:
         """Return the values of the next row of the lanes `rows`."""
         return tuple([getattr(self, name)[rows] for name in self.names])
 
-    def end(self, rows: Any, ended: Any = True) -> None:
+    def end(self, rows: Any, ended: object = True) -> None:
         """The next row of these lanes begins an episode where `ended`, unless it does so already."""
         self.episode[rows] += ended & ~self.first[rows]
         self.first[rows] |= ended
 
-    def stored(self, rows: Any, ended: Any) -> None:
+    def stored(self, rows: Any, ended: object) -> None:
         """A row of these lanes was stored, which ended an episode or not."""
         self.first[rows] = False
         self.end(rows, ended)
@@ -70,18 +70,18 @@ class RowFormat:
         plain: One array without transforms: observations pass as they are.
     """
 
-    def __init__(self, context: HelperContext, transforms: Transforms, obs_space: gym.Space[Any] | None) -> None:
+    def __init__(self, context: HelperContext, transforms: Transforms, obs_space: gym.Space[object] | None) -> None:
         self.agent, self.task, self._model, self._env = str(context.agent), context.name, context.model, context.agent.env
         self._codec = context.codec
         inputs: dict[str, Spec] = self._model.inputs()
         self.inputs = [n for n in inputs if is_part(n, "obs")]
         self.state = {n: s for n, s in inputs.items() if n.startswith("state")}
-        self._obs_space: gym.Space[Any] | None = None  # of raw observations, where it is not the model's
+        self._obs_space: gym.Space[object] | None = None  # of raw observations, where it is not the model's
         self.raw = self._raw(transforms, obs_space, inputs) if len(transforms) else {n: inputs[n] for n in self.inputs}
         self.raw_names = list(self.raw)
         self.plain = self.inputs == ["obs"] and not len(transforms)
 
-    def _raw(self, transforms: Transforms, space: gym.Space[Any] | None, inputs: dict[str, Spec]) -> dict[str, Spec]:
+    def _raw(self, transforms: Transforms, space: gym.Space[object] | None, inputs: dict[str, Spec]) -> dict[str, Spec]:
         """Return the specs of what the transforms make the model's inputs from."""
         where = f"{self.agent}, task {self.task!r}"
         space = getattr(self._env, "observation_space", None) if space is None else space
@@ -99,7 +99,7 @@ class RowFormat:
                                                               "build the model for Transforms([…]).space(env.observation_space)")
         return specs_of(space, "obs")
 
-    def flat(self, obs: Any, names: Sequence[str]) -> tuple[Any, ...]:
+    def flat(self, obs: object, names: Sequence[str]) -> tuple[Any, ...]:
         """The leaves of an observation in the order of `names`.
 
         Raises:
@@ -122,7 +122,7 @@ class RowFormat:
                 out |= {name: self.raw[name], f"obs_next{name[3:]}": self.raw[name]}
         return out | self._codec.choices
 
-    def check_choices(self, state: Any, specs: Mapping[str, Spec] | None = None) -> None:
+    def check_choices(self, state: object, specs: Mapping[str, Spec] | None = None) -> None:
         """Raises SpecError where a saved state of rows, however nested, holds a choice that there is not."""
         specs = self.choices() if specs is None else specs
         parts: Any = state.items() if isinstance(state, Mapping) else enumerate(state) if isinstance(state, list) else ()

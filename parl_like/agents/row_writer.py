@@ -35,7 +35,7 @@ class RowWriter:
     """
 
     def __init__(self, context: HelperContext, acting: Acting, policy: bool, required: bool, extras: Sequence[Spec],
-                 store_info: Mapping[str, tuple[Spec, Any]]) -> None:
+                 store_info: Mapping[str, tuple[Spec, object]]) -> None:
         agent, lanes, buffer, window = context.agent, context.lanes, context.buffer, context.window
         self.context, self.acting, self.format, self.policy = context, acting, acting.format, policy
         self._required, self._extras = required, tuple(extras)
@@ -58,8 +58,8 @@ class RowWriter:
     # ---------------------------------------------------------------------------------------------------------- storing
 
     def store(
-        self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None,
-        mask: Array | None, extra: Mapping[str, Any] | None,
+        self, obs: object, act: object, rew: object, obs_next: object, terminated: Any, truncated: Any,
+        info: Mapping[str, object] | None, mask: Array | None, extra: Mapping[str, object] | None,
     ) -> tuple[int, int]:
         """Store one transition (n of them for a vector environment), see `AgentHelper.store`; return the number of rows, and of
         those that ended an episode. There is a buffer."""
@@ -71,7 +71,7 @@ class RowWriter:
             head, tail = self.format.flat(obs, names), self.format.flat(obs_next, names)
         acts = (act,) if self.unmapped else self.policy_units(act)
         check_reward(self.context, rew)
-        values: tuple[Any, ...] = (*head, *acts, rew, terminated, truncated, *tail)
+        values: tuple[object, ...] = (*head, *acts, rew, terminated, truncated, *tail)
         if self._has_more or extra is not None:
             values += self._more(act, extra or {}, info, terminated, truncated)
         try:
@@ -103,7 +103,7 @@ class RowWriter:
             self.acting.transforms.reward(np.asarray(rew) if mask is None else np.asarray(rew)[mask])
         return n, ended
 
-    def policy_units(self, act: Any) -> tuple[Any, ...]:
+    def policy_units(self, act: object) -> tuple[object, ...]:
         """The arrays of an action in the policy's own units: what the explorer made, or the inverse of the map for an action from
         elsewhere."""
         last, out, row = self.acting.last
@@ -111,10 +111,10 @@ class RowWriter:
             return tuple([out[name][row] if row >= 0 else out[name] for name in self.context.codec.names])
         return self.context.codec.to_policy(act)
 
-    def _more(self, act: Any, extra: Mapping[str, Any], info: Any, terminated: Any, truncated: Any) -> tuple[Any, ...]:
+    def _more(self, act: object, extra: Mapping[str, object], info: Any, terminated: Any, truncated: Any) -> tuple[object, ...]:
         """Memory before the action, its log-probability, the version of the parameters, the origins, what else is kept, and the
         extras: the columns after `obs_next`."""
-        values: tuple[Any, ...] = self.acting.stored_state
+        values: tuple[object, ...] = self.acting.stored_state
         if self.policy:
             values += (self._log_prob(act),)
         if self._versioned:
@@ -128,7 +128,7 @@ class RowWriter:
                              "as the helper's `extras` say")
         return values + tuple(extra[s.name] for s in self._extras)
 
-    def _log_prob(self, act: Any) -> Any:
+    def _log_prob(self, act: object) -> Any:
         """The log-probability of the action that is stored."""
         last, out, row = self.acting.last
         if act is last and out is not None:
@@ -177,7 +177,7 @@ class RowWriter:
 
     # ------------------------------------------------------------------------------------------------------------ state
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return where the rows of the lanes stand, where the algorithm asks for it."""
         return {"first": self.origins.first.copy(), "episode": self.origins.episode.copy()} if self.origins.names else {}
 

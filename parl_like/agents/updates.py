@@ -32,7 +32,7 @@ class UpdateSender:
         self.pending: list[tuple[Ticket, Done | None]] = []
         self.most_open, self.by_hand = 1, False
 
-    def send(self, rows: Mapping[str, Array], done: Done | None = None) -> dict[str, Any] | None:
+    def send(self, rows: Mapping[str, Array], done: Done | None = None) -> dict[str, object] | None:
         """Send rows to learn from; `done` gets the training return once it is there.
 
         Returns:
@@ -47,7 +47,7 @@ class UpdateSender:
             return None
         return self._answer(ticket, done)
 
-    def _answer(self, ticket: Ticket, done: Done | None) -> dict[str, Any]:
+    def _answer(self, ticket: Ticket, done: Done | None) -> dict[str, object]:
         result = self.context.comm.get(ticket)
         if done is not None:
             done(result)

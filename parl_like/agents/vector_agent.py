@@ -105,7 +105,7 @@ class VectorFace(EnvFace):
     def _wanted(self) -> Array:
         return np.ones(self.n, bool) if self.quotas is None else self.quotas > 0
 
-    def _begin(self, obs: Any, info: dict[str, Any]) -> None:
+    def _begin(self, obs: object, info: dict[str, object]) -> None:
         self.last = (obs, None, np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool), info)
         self._done = self._ended = self._lost = np.zeros(self.n, bool)
         self._begin_rows(self._wanted())
@@ -135,7 +135,7 @@ class VectorFace(EnvFace):
         for call in self._post_episode:
             call(self._agent, interrupted)
 
-    def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, act: Any) -> tuple[object, object, Any, Any, dict[str, object]]:
         """One step of all environments; `obs` is what to act on next, `self.obs_next` what the actions led to."""
         agent = self._agent
         if agent.signal is not None:
@@ -206,7 +206,7 @@ class VectorFace(EnvFace):
         self._ask_to_go_on(k)
         return obs, rew, terminated, truncated, info
 
-    def _check_actions(self, act: Any) -> None:
+    def _check_actions(self, act: object) -> None:
         """All rows at once where the space allows it; a wrong one is then named by `_check_action`."""
         space = self.action_space
         if space is not None and parts_of(space) is not None:
@@ -295,18 +295,18 @@ class VectorAgent(Agent):
             raise ValueError(f"VectorAgent: n_envs is {n_envs}; expected at least 1")
         self.n_envs = n_envs
 
-    def join(self, make: Callable[[], Any]) -> None:
+    def join(self, make: Callable[[], object]) -> None:
         with watched(self, "made"):
             env = make()
         if not isinstance(env, VectorEnv):
             env = self._copies(env, make)
-        inner: Any = env.unwrapped
+        inner: object = env.unwrapped
         if isinstance(inner, SyncVectorEnv) and inner.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
             inner.envs = [_owning(one) for one in inner.envs]
         self.n_envs = int(env.num_envs)
         self.env = VectorFace(env, self)
 
-    def _copies(self, first: Any, make: Callable[[], Any]) -> SyncVectorEnv:
+    def _copies(self, first: object, make: Callable[[], object]) -> SyncVectorEnv:
         envs = [first, *(make() for _ in range(self.n_envs - 1))]
         if len({id(env) for env in envs}) < len(envs):
             raise ValueError(f"{self}: {self.n_envs} environments are needed, and the robot has one; give it a factory or an id")
@@ -337,7 +337,7 @@ class VectorAgent(Agent):
             helper.store(obs, act, rew, self.env.obs_next, terminated, truncated, info, self.env.valid)
 
 
-def _owning(env: Any) -> Any:
+def _owning(env: object) -> Any:
     """gymnasium keeps final observations as they come, and resets the environment before it gives them away."""
     return _Owning(env) if isinstance(env, gym.Env) and not isinstance(env, _Owning) else env
 
@@ -345,22 +345,22 @@ def _owning(env: Any) -> Any:
 class _Owning(gym.Wrapper[Any, Any, Any, Any]):
     """Gives observations that the environment does not change later."""
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[object, dict[str, object]]:
         obs, info = self.env.reset(seed=seed, options=options)
         return copied(obs), info
 
-    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, action: object) -> tuple[object, Any, bool, bool, dict[str, object]]:
         obs, *rest = self.env.step(action)
         return copied(obs), *rest
 
 
-def _row(stacked: Any, i: int, space: gym.Space[Any] | None, name: str) -> Any:
+def _row(stacked: object, i: int, space: gym.Space[object] | None, name: str) -> Any:
     """Environment i's part of stacked observations or actions; with a `space` nested as that nests them."""
     flat = {leaf: value[i] for leaf, value in leaves(stacked, name)}
     return nest(flat)[name] if space is None else as_space(space, flat, name)
 
 
-def _with_rows(obs: Any, final: Any, rows: Array) -> Any:
+def _with_rows(obs: object, final: Any, rows: Array) -> Any:
     """A copy of the stacked observations with the final ones of `rows` in place; `final` is an array of n observations."""
     out = copied(obs)
     targets = dict(leaves(out, "o"))

@@ -58,7 +58,7 @@ class KeptColumns:
         Raises:
             ValueError: the action is another one. SpecError: `info` lacks a key, or has something else there.
         """
-        made: list[Any] = []
+        made: list[object] = []
         if self.policy:
             predicted, out, row = last
             if act is not predicted or out is None:

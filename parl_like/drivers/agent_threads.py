@@ -25,13 +25,13 @@ class Beside:
     """
 
     def __init__(self) -> None:
-        self.threads: dict[tuple[int, Any], threading.Thread] = {}
+        self.threads: dict[tuple[int, object], threading.Thread] = {}
         self._agents: dict[int, tuple[Agent, object]] = {}  # by thread, with the run in which it was registered
         self._shared: set[int] = set()  # agents with such threads, now or before
         self._may_ask = threading.Event()
 
-    def start(self, agent: Agent, function: Callable[[], Any], run: object, now: Callable[[], object],
-              failed: Callable[[Any, BaseException], None]) -> None:
+    def start(self, agent: Agent, function: Callable[[], object], run: object, now: Callable[[], object],
+              failed: Callable[[object, BaseException], None]) -> None:
         """Runs `function` in a thread, unless one of this agent runs it already.
 
         Args:
@@ -99,8 +99,8 @@ def share(helper: AgentHelper) -> None:
     """Several threads use a helper from now on: what it stores and takes, it stores and takes one after the other."""
     lock = threading.RLock()
 
-    def alone(call: Callable[..., Any]) -> Callable[..., Any]:
-        def locked(*args: Any, **options: Any) -> Any:
+    def alone(call: Callable[..., object]) -> Callable[..., object]:
+        def locked(*args: object, **options: object) -> Any:
             with lock:
                 return call(*args, **options)
 

@@ -275,7 +275,7 @@ class CooperativeDriver(Driver):
                 served = True
         return served
 
-    def pause(self, patience: float) -> list[Any]:
+    def pause(self, patience: float) -> list[object]:
         """See `Driver.pause`. Greenlets wait wherever they are; who has parked was running, and comes first."""
         self.stopping = False
         self.ready.extendleft(self._fibers[id(agent)] for agent in reversed(self.parked))

@@ -89,7 +89,7 @@ def pack(
     *,
     task: str = "", request: int = 0, rows: int = 0, arrays: Mapping[str, Array] | None = None,
     notes: Mapping[str, Note] | None = None,
-) -> list[Any]:
+) -> list[object]:
     """The frames of a message: bytes, and where its arrays are large one flat buffer for each, in their order.
 
     Args:

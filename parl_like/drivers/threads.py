@@ -59,7 +59,7 @@ def _end_all() -> None:
 class ThreadsDriver(Driver):
     """Agents as threads. See `CooperativeDriver` for the arguments."""
 
-    def __init__(self, sync: bool, failed: Callable[[Any, BaseException], None]) -> None:
+    def __init__(self, sync: bool, failed: Callable[[object, BaseException], None]) -> None:
         self.sync = sync
         self._failed = failed
         self.lock = threading.Lock()
@@ -129,7 +129,7 @@ class ThreadsDriver(Driver):
         if wait:
             self.wait(ticket)
 
-    def _put_beside(self, queue: RequestQueue, ticket: Ticket, values: Any, wait: bool) -> None:
+    def _put_beside(self, queue: RequestQueue, ticket: Ticket, values: object, wait: bool) -> None:
         """`put` in a thread that an agent has registered."""
         self._beside.wait()
         with self.lock:
@@ -189,7 +189,7 @@ class ThreadsDriver(Driver):
     def is_beside(self) -> bool:
         return self._beside.is_here()
 
-    def start_thread(self, agent: Agent, function: Callable[[], Any]) -> None:
+    def start_thread(self, agent: Agent, function: Callable[[], object]) -> None:
         self.check_caller(agent)
         if self._run is not None:
             self._beside.start(agent, function, self._run, lambda: self._run, self._failed)
@@ -460,7 +460,7 @@ class ThreadsDriver(Driver):
             trained, self._trained = self._trained, False
             return not self.stopping and (trained or not self._idle())
 
-    def pause(self, patience: float) -> list[Any]:
+    def pause(self, patience: float) -> list[object]:
         """See `Driver.pause`. Nothing is served until `go_on`."""
         end = monotonic() + patience
         self._beside.hold()
@@ -566,7 +566,7 @@ class ThreadsDriver(Driver):
         late += self._beside.late()
         return late + [server.thread.name for server in self._servers if not has_ended(server.thread)]
 
-    def join(self, timeout: float | None = None) -> list[Any]:
+    def join(self, timeout: float | None = None) -> list[object]:
         """Ends the wrappers' threads once the agents have ended.
 
         Returns:

@@ -84,14 +84,14 @@ class OutputCheck:
 
     # ------------------------------------------------------------------------------------------------------------------- form
 
-    def pair(self, given: Any) -> tuple[Any, Any]:
+    def pair(self, given: object) -> tuple[Any, Any]:
         """Return what a reset gave. Raises BadOutput where it is no pair."""
         if isinstance(given, (tuple, list)) and len(given) == 2:
             return given[0], given[1]
         raise BadOutput(f"gave {described(given)}; expected the pair (observation, info), info a dict: `return obs, {{}}`"
                         f"{OLD_GYM}")
 
-    def info(self, info: Any) -> None:
+    def info(self, info: object) -> None:
         """Raise BadOutput for an info that is no mapping. A dict is not asked for: wrappers have kinds of their own."""
         if not isinstance(info, Mapping):
             raise BadOutput(f"gave the info {described(info)}; expected a dict, {{}} where there is nothing to say")
@@ -104,7 +104,7 @@ class OutputCheck:
             raise BadOutput(f"gave a reward of shape {np.shape(rew)}, and declares {self.rewards.shape or 'a number'}; "
                             f"{REWARD_WEIGHTS} and give it a `reward_space`")
 
-    def outcome(self, rew: Any, terminated: Any, truncated: Any) -> NoReturn:
+    def outcome(self, rew: object, terminated: Any, truncated: Any) -> NoReturn:
         """Raise BadOutput for a reward that could not be added up, or flags that are neither true nor false."""
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if np.ndim(flag):
@@ -167,20 +167,20 @@ class ExactCheck:
     finite number. (Observations: `ColumnLayout.checked` and `nan`, which know the arrays.)"""
 
     @staticmethod
-    def pair(given: Any) -> tuple[Any, dict[str, Any]]:
+    def pair(given: object) -> tuple[object, dict[str, object]]:
         """Return what a reset gave. Raises BadOutput where it is no observation with an info dict."""
         if not isinstance(given, tuple) or len(given) != 2 or not isinstance(given[1], dict):
             raise BadOutput("reset must return (observation, info dict)" + OLD)
         return given
 
     @staticmethod
-    def five(given: Any) -> NoReturn:
+    def five(given: object) -> NoReturn:
         """Raise BadOutput for what a step gave and could not be divided in five."""
         got = f"{len(given)} values" if isinstance(given, (tuple, list)) else type(given).__name__
         raise BadOutput(f"step must return (observation, reward, terminated, truncated, info), not {got}{OLD}") from None
 
     @staticmethod
-    def flags(terminated: Any, truncated: Any) -> None:
+    def flags(terminated: object, truncated: object) -> None:
         """Raise BadOutput where one is no bool."""
         for name, flag in (("terminated", terminated), ("truncated", truncated)):
             if not isinstance(flag, (bool, np.bool_)):
@@ -202,7 +202,7 @@ class ExactCheck:
             raise BadOutput(f"the reward is {rew}; expected a finite number")
 
     @staticmethod
-    def info(info: Any) -> None:
+    def info(info: object) -> None:
         """Raise BadOutput for an info that is no dict."""
         if not isinstance(info, dict):
             raise BadOutput(f"info is a {type(info).__name__}; expected a dict")

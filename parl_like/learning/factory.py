@@ -23,7 +23,7 @@ class Shared:
     optimiser owns the shared parameters: that of the first task, in the robot's order, that holds them.
     """
 
-    def __init__(self, factory: Callable[..., Any], *args: object, **kwargs: object) -> None:
+    def __init__(self, factory: Callable[..., object], *args: object, **kwargs: object) -> None:
         self.factory, self.args, self.kwargs = factory, args, kwargs
         self._built: object = None
 

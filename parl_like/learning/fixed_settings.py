@@ -16,7 +16,7 @@ ALWAYS = ("adam_eps", "losses", "lr", "max_grad_norm", "model", "moves", "window
 """Names that the base class and its task give a meaning to, in any algorithm."""
 
 
-def check_rates(owner: str, lr: Any, max_grad_norm: Any) -> None:
+def check_rates(owner: str, lr: object, max_grad_norm: Any) -> None:
     """Raises TypeError or ValueError, where these cannot be a learning rate and a norm at which gradients are clipped."""
     if not callable(lr) and not isinstance(lr, Real):
         raise TypeError(f"{owner}: lr is {lr!r}; expected a number, or a schedule, a function of the steps")
@@ -26,12 +26,12 @@ def check_rates(owner: str, lr: Any, max_grad_norm: Any) -> None:
         raise ValueError(f"{owner}: max_grad_norm is {max_grad_norm}; expected a number above 0, or None")
 
 
-def setting(algorithm: object, value: Any) -> Any:
+def setting(algorithm: object, value: object) -> Any:
     """A value of a `Loss`: itself, or what the attribute of the algorithm is that it names."""
     return getattr(algorithm, value) if type(value) is str else value
 
 
-def rate(algorithm: TrainedAlgorithm | None, lr: Any) -> Any:
+def rate(algorithm: TrainedAlgorithm | None, lr: object) -> Any:
     """A learning rate or schedule of a `Loss`: where the attribute that it names is None, the algorithm's `lr`."""
     value = setting(algorithm, lr)
     return algorithm.lr if value is None and algorithm is not None else value
@@ -46,7 +46,7 @@ def guarded(algorithm: object) -> frozenset[str]:
     return frozenset({*ALWAYS, *(named - own)})
 
 
-def check(algorithm: TrainedAlgorithm, name: str, value: Any) -> None:
+def check(algorithm: TrainedAlgorithm, name: str, value: object) -> None:
     """Raises AttributeError where assigning the setting would change nothing; TypeError or ValueError where `value` is no
     learning rate, no norm, or no number of updates."""
     kind: Any = type(algorithm)
@@ -84,7 +84,7 @@ def explorers_have(name: str) -> str:
     return f"each helper has made an explorer of it; assign {name} of agent.helpers[…].explorer, or give the helpers explorer="
 
 
-def check_every(owner: str, every: Any) -> None:
+def check_every(owner: str, every: object) -> None:
     """Raises ValueError where this is no number of updates."""
     if not isinstance(every, Integral) or every < 1:
         raise ValueError(f"{owner}: every is {every}; expected a whole number of updates, at least 1")
@@ -124,10 +124,10 @@ class Alias:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __get__(self, instance: Any, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type) -> Any:
         return self if instance is None else self._read(instance)
 
-    def __set__(self, instance: Any, value: Any) -> None:
+    def __set__(self, instance: object, value: object) -> None:
         raise AttributeError(f"{type(instance).__name__}.{self.name} is PARL's name for {self.path} and is read-only")
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
@@ -66,7 +65,7 @@ class LearnedParameters:
         return {name: float(stepper.rate) for name, stepper in self._steppers().items() if stepper.rate is not None}
 
     @rates.setter
-    def rates(self, value: Any) -> None:
+    def rates(self, value: object) -> None:
         if not isinstance(value, Mapping) or not all(isinstance(rate, float) for rate in value.values()):
             raise ValueError(f"{self.owner()}, rates: expected numbers by the names of losses, got {value!s:.80}")
         for name, stepper in self._steppers().items():
@@ -110,7 +109,7 @@ class LearnedParameters:
 
     def _losses(self, algorithm: Algorithm) -> Mapping[str, Loss]:
         """Return the algorithm's losses by name: of several those that it names, else the one loss."""
-        losses: Any = {} if isinstance(algorithm.model, ArrayModel) else algorithm.losses
+        losses: object = {} if isinstance(algorithm.model, ArrayModel) else algorithm.losses
         if losses is None:
             losses = {"loss": Loss(algorithm.parameters(), "lr", "max_grad_norm",
                                    optimizer=lambda mine, lr: algorithm.optimizer(mine))}
@@ -136,7 +135,7 @@ class LearnedParameters:
             related += [sharer for sharer in one.sharers if sharer not in related]
             one.lock = owners[0].lock
 
-    def _owner_of(self, tensor: Any, take: bool = False) -> LearnedParameters:
+    def _owner_of(self, tensor: object, take: bool = False) -> LearnedParameters:
         """Return whose it is: this task's from now on, where it was nobody's, or to `take` it."""
         reference = getattr(tensor, _OWNER, None)
         owner: LearnedParameters | None = None if reference is None or take else reference()

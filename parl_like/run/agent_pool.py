@@ -158,7 +158,7 @@ class AgentPool(Counted):
 
     # ---------------------------------------------------------------------------------- called by agents, drivers and hooks
 
-    def in_turn(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def in_turn(self, call: Callable[..., object]) -> Callable[..., object]:
         """See `RunHooks.in_turn`."""
         return self.hooks.in_turn(call)
 

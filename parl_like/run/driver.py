@@ -98,7 +98,7 @@ class Driver(Protocol):
     def park(self, agent: Agent) -> None:
         """Called by an agent: waits until `resume`, unless it has a signal to obey first."""
 
-    def start_thread(self, agent: Agent, function: Callable[[], Any]) -> None:
+    def start_thread(self, agent: Agent, function: Callable[[], object]) -> None:
         """See `Agent.thread`. Raises WrongCaller where agents have no threads."""
         raise WrongCaller(f"{agent}: an agent has threads of its own under driver='threads' alone; an agent acts while it learns "
                           "with mode='async', too, under every driver")
@@ -167,7 +167,7 @@ class Driver(Protocol):
             RuntimeError: called from inside an agent or a hook, which would wait for itself.
         """
 
-    def pause(self, patience: float) -> list[Any]:
+    def pause(self, patience: float) -> list[object]:
         """After a stop: returns when no agent runs any more, and leaves them, and the requests that are open, where they are, for
         the next `iterate`.
 
@@ -202,7 +202,7 @@ class Driver(Protocol):
         """The agents' traces, by index, where `here` is what this process has seen of them."""
         return here
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Agents and buffers, while no agent runs."""
         buffers = {f"buffer.{name}": buffer.state_dict() for name, buffer in self.pool.buffers.items()}
         return {**buffers, "agents": {str(agent.index): agent.state_dict() for agent in self.pool.agents}}

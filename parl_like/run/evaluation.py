@@ -265,7 +265,7 @@ class Evaluator:
                 call(robot)
 
 
-def greedy_action(pool: AgentPool, name: str, obs: Any) -> Any:
+def greedy_action(pool: AgentPool, name: str, obs: object) -> Any:
     """The best action of a pool's task for an observation, or for n of them, stacked; see `Robot.act`."""
     task, transforms, queue = pool.tasks[name], pool.transforms[name], pool.wrappers[name].predictions
     inputs = task.algorithm.model.inputs()

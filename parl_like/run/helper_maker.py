@@ -114,7 +114,7 @@ class HelperMaker:
         return buffer.n_lanes - n
 
 
-def _for_policy(task: str, buffer: Any, space: gym.Space[Any] | None) -> Any:
+def _for_policy(task: str, buffer: Any, space: gym.Space[object] | None) -> Any:
     """Return the buffer of a task's helpers, for the policy's actions of its model's action space."""
     if space is None or buffer.act_space == space:
         return buffer

@@ -99,7 +99,7 @@ class Lifecycle:
         self.one_thread = OneThread(self, pool)
         self._pool = pool
         self._error: BaseException | None = None
-        self._forsaken: weakref.finalize[Any, Any] | None = None
+        self._forsaken: weakref.finalize[Any, object] | None = None
 
     def _move(self, phase: Phase) -> None:
         if phase not in NEXT[self.phase]:
@@ -200,7 +200,7 @@ class Lifecycle:
         elif self._forsaken is None:
             self._forsaken = weakref.finalize(self._pool.robot, self._pool.driver.forsake)
 
-    def _pause(self, before: Phase) -> tuple[list[Any], Phase]:
+    def _pause(self, before: Phase) -> tuple[list[object], Phase]:
         self._pool.request_stop()  # also where a rule between two iterations has ended the run
         late = self._pool.driver.pause(STOP_PATIENCE)
         self._pool.stop_requested = False

@@ -327,7 +327,7 @@ class Robot(Counted):
         self.pool.driver.need_local("update", "the rows are in worker processes; use train_iter() or run(), or another driver")
         return update_by_hand(self.pool, task, batch_size)
 
-    def act(self, obs: Any, task: str | None = None) -> Any:
+    def act(self, obs: object, task: str | None = None) -> Any:
         """The greedy action in a state, outside of a run: nothing is stored or counted.
 
         Args:
@@ -448,12 +448,12 @@ class Robot(Counted):
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""
         return self._state.whole()
 
-    def acting_state(self) -> dict[str, Any]:
+    def acting_state(self) -> dict[str, object]:
         """The part of `state_dict` that decides how the robot acts: tasks, statistics of transforms, and counters. It may be
         taken between any two iterations, and loaded like the whole: agents then begin anew, and buffers stay as they are."""
         return self._state.acting()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Restores `state_dict()` or `acting_state()` into a robot that was built the same way.
 
         Raises:

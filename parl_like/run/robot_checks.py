@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from parl_like.environment.factory import EnvSource, is_made
 from parl_like.run.evaluation import SCORES
@@ -15,7 +14,7 @@ FILMS = (".gif", ".png", ".webp")
 """The endings of films' names: Pillow writes these, animated."""
 
 
-def check_arguments(env: EnvSource, agent: object, n_agents: int, mode: str, score: Any) -> None:
+def check_arguments(env: EnvSource, agent: object, n_agents: int, mode: str, score: object) -> None:
     """Raises ValueError or TypeError for what no robot can be made of."""
     if n_agents < 1:
         raise ValueError(f"Robot: n_agents is {n_agents}; expected at least 1")

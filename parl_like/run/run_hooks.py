@@ -73,14 +73,14 @@ class RunHooks:
         finally:
             self.end()
 
-    def in_turn(self, call: Callable[..., Any]) -> Callable[..., Any]:
+    def in_turn(self, call: Callable[..., object]) -> Callable[..., Any]:
         """Return `call`, a hook's method or a stop condition, as agents call it: one at a time, whatever their threads do, for
         those who write it count in it without locks."""
         lock = self._lock
         if lock is None:
             return call
 
-        def locked(*args: Any) -> Any:
+        def locked(*args: object) -> Any:
             with lock:
                 before, self.observing = self.observing, threading.get_ident()
                 try:

@@ -13,7 +13,7 @@ from parl_like.run.robot import Robot
 
 
 def run_policy(
-    policy: Callable[[Any], Any], env: EnvSource, stop: StopCondition | None = None, hooks: Hook | Iterable[Hook] = (), *,
+    policy: Callable[[Any], object], env: EnvSource, stop: StopCondition | None = None, hooks: Hook | Iterable[Hook] = (), *,
     seed: int = 0,
 ) -> None:
     """Runs a plain function observation → action, without tasks or learning: `run_policy(lambda obs: 0, "CartPole-v1")`.

@@ -44,7 +44,7 @@ class Statistics:
         self._bad_logged = 0  # a worker's `bad_values` are counted off
         self._warned_of_cuts = False
 
-    def count_episode(self, env: int, episode_return: Any, length: int, parts: Any = ()) -> None:
+    def count_episode(self, env: int, episode_return: object, length: int, parts: Any = ()) -> None:
         """Count an episode that has ended in the environment of this number (`Agent.first_env`); `parts` are the sums of the
         rewards that a weighted one is made of."""
         self.ended_once.add(env)
@@ -98,7 +98,7 @@ class Statistics:
             out["episode/first_open"] = float(max(first_open, 0))
         return out
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Return the counters as JSON values, under the keys of checkpoints."""
         return {
             "env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations,

@@ -73,7 +73,7 @@ def acting_state(algorithm: Algorithm) -> dict[str, dict[str, Any]]:
     return {name: state for name, state in states.items() if not names or name in names}
 
 
-def tensors_of(networks: Mapping[str, Mapping[str, Any]]) -> dict[tuple[str, str], torch.Tensor]:
+def tensors_of(networks: Mapping[str, Mapping[str, object]]) -> dict[tuple[str, str], torch.Tensor]:
     """Every tensor of the networks' state dicts, by network and name."""
     return {(name, key): value for name, state in networks.items() for key,
             value in state.items() if isinstance(value, torch.Tensor)}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Any
 
 import torch
 
@@ -60,7 +59,7 @@ class AlgorithmRunner:
             algorithm: The task's, or an acting copy of it, whose lock the caller holds. inference: That lock's.
             inputs: Flat field name → [N, ...].
         """
-        tensors: Mapping[str, Any] = inputs
+        tensors: Mapping[str, object] = inputs
         if not self.on_arrays:
             tensors = ({name: torch.from_numpy(value) for name, value in inputs.items()} if self._on_cpu
                        else send(inputs, self.device))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
 
@@ -30,7 +29,7 @@ class AskedTasks:
         self.owner, self.runner, self.tasks = owner, runner, dict(tasks)
         self.versions: dict[str, int] = {}
 
-    def ask(self, name: str, inputs: Mapping[str, Any]) -> Batch:
+    def ask(self, name: str, inputs: Mapping[str, object]) -> Batch:
         """Return what the task of this name predicts for the inputs, where this task's rows are.
 
         Raises:

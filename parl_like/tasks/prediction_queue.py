@@ -26,7 +26,7 @@ class PredictionQueue(RequestQueue):
 
     kind = "predict"
 
-    def __init__(self, task: ComputationTask, rule: BatchRule, lock: Any, mode: Mode, specs: list[Spec],
+    def __init__(self, task: ComputationTask, rule: BatchRule, lock: object, mode: Mode, specs: list[Spec],
                  codec: ActionCodec) -> None:
         super().__init__(task, rule, lock)
         self.mode: Mode = mode

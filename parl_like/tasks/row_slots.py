@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 
 class RowSlots:
@@ -16,9 +15,9 @@ class RowSlots:
 
     def __init__(self, first: int = 0, n: int | None = None) -> None:
         self.first, self.n = first, n
-        self._claims: list[tuple[int, int, weakref.ref[Any]]] = []
+        self._claims: list[tuple[int, int, weakref.ref[object]]] = []
 
-    def claim(self, owner: Any, n: int) -> int:
+    def claim(self, owner: object, n: int) -> int:
         """The first of `n` rows that are `owner`'s as long as it lives.
 
         Raises:

@@ -94,7 +94,7 @@ class ComputationTask:
     skips: int = part("counts.skips")
 
     def __init__(
-        self, algorithm: Algorithm | Callable[[], Algorithm], helper: Callable[[], Any] | None = None, *,
+        self, algorithm: Algorithm | Callable[[], Algorithm], helper: Callable[[], object] | None = None, *,
         device: str | torch.device = "cpu", predict_rule: BatchRule | None = None, training_rule: BatchRule | None = None,
         on_error: Literal["stop", "fail_batch"] = "stop", max_skips: int = 10, bisect: bool = False, train: bool = True,
         serve: Literal["central", "replica"] = "central", sync_every: int = 1, asks: Sequence[str] = (),
@@ -233,7 +233,7 @@ class ComputationTask:
             with self.lock:
                 self.acting.publish(tensors_of(self.networks_state(acting=True)), self.version, self.algorithm.updates)
 
-    def networks_state(self, acting: bool = False, copied: bool = False) -> dict[str, dict[str, Any]]:
+    def networks_state(self, acting: bool = False, copied: bool = False) -> dict[str, dict[str, object]]:
         """The state dicts of all networks, or what predictions may use (`acting_state`)."""
         with self.lock:
             states = acting_state(self.algorithm) if acting else {
@@ -325,7 +325,7 @@ class ComputationTask:
         with self.lock:
             return task_state(self)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, object]) -> None:
         """Restores `state_dict()`.
 
         Raises:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -19,7 +19,7 @@ class TaskOptions:
         TypeError, ValueError: one of them cannot be; the message says what may.
     """
 
-    helper: Callable[[], Any] | None
+    helper: Callable[[], object] | None
     device: torch.device
     predict_rule: BatchRule | None
     training_rule: BatchRule | None

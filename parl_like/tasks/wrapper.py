@@ -37,7 +37,7 @@ class ComputationWrapper:
     model_input_specs = Alias("predictions.specs")
 
     def __init__(self, task: ComputationTask, mode: Mode = "collect", training_rule: BatchRule | None = None,
-                 lock: Any = None) -> None:
+                 lock: object = None) -> None:
         self.task, self.codec = task, ActionCodec(getattr(task.algorithm.model, "act_space", None))
         owner = f"task {task.name!r}"
         lock = threading.Lock() if lock is None else lock
@@ -102,7 +102,7 @@ class Communicator:
         ticket.rows = rows
         return ticket
 
-    def predict(self, values: tuple[Any, ...]) -> Ticket:
+    def predict(self, values: tuple[object, ...]) -> Ticket:
         """Asks for one row, `values` in the order of `wrapper.predictions.specs`, and waits.
 
         Raises:
@@ -124,7 +124,7 @@ class Communicator:
 
     def share(self) -> None:
         """Several threads ask from now on: each prediction has a ticket of its own."""
-        def predict(values: tuple[Any, ...]) -> Ticket:
+        def predict(values: tuple[object, ...]) -> Ticket:
             ticket = self.put_prediction(values)
             self._driver.wait(ticket)
             return ticket
@@ -149,13 +149,13 @@ class Communicator:
             raise
         return tickets
 
-    def put_prediction(self, values: tuple[Any, ...]) -> Ticket:
+    def put_prediction(self, values: tuple[object, ...]) -> Ticket:
         """`predict` without waiting."""
         ticket = self._new_ticket()
         self._put(self._predictions, ticket, values, False)
         return ticket
 
-    def learn(self, rows: Mapping[str, Array]) -> dict[str, Any]:
+    def learn(self, rows: Mapping[str, Array]) -> dict[str, object]:
         """Sends a learning batch, flat field name → [N, ...], and waits for the training return: metrics, and arrays of N
         rows."""
         return self.get(self.put_training(rows))
@@ -178,7 +178,7 @@ class Communicator:
         self._put(self._trainings, ticket, rows, self._trainings.is_full())
         return ticket
 
-    def get(self, ticket: Ticket) -> dict[str, Any]:
+    def get(self, ticket: Ticket) -> dict[str, object]:
         """Waits for a ticket. A prediction: flat output name → its rows. Training: metrics, and its own rows of every array."""
         self._driver.wait(ticket)
         rows = slice(ticket.start, ticket.start + (ticket.rows or 1))

@@ -34,7 +34,7 @@ class ActionCodec:
         identity: Whether the environment takes the policy's actions as they are.
     """
 
-    def __init__(self, space: gym.Space[Any] | None) -> None:
+    def __init__(self, space: gym.Space[object] | None) -> None:
         self.space = space
         self.structured = space is not None and parts_of(space) is not None
         spaces = [("act", None)] if space is None else leaf_spaces(space, "act")
@@ -82,7 +82,7 @@ class ActionCodec:
         columns = [part.listed(out[name]) for name, part in self._parts.items()]
         return [self._nested(dict(zip(self.names, row, strict=True))) for row in zip(*columns, strict=True)]
 
-    def _nested(self, flat: Mapping[str, Any]) -> Any:
+    def _nested(self, flat: Mapping[str, object]) -> Any:
         assert self.space is not None
         return fixed(as_space(self.space, flat, "act"))
 
@@ -125,7 +125,7 @@ class ActionCodec:
         return {name: part.to_policy(columns[name]) for name, part in given.items()}
 
 
-def _part_of(space: Any) -> _Same:
+def _part_of(space: object) -> _Same:
     """Return the map of one array's space."""
     if isinstance(space, gym.spaces.Discrete):
         return _Choices(space) if space.start else _Same(space)
@@ -198,7 +198,7 @@ class Unclipped(gym.spaces.Box):
     def __reduce__(self) -> Any:
         return Unclipped, (gym.spaces.Box(self.low, self.high, self.shape, self.dtype),)
 
-    def contains(self, x: Any) -> bool:
+    def contains(self, x: object) -> bool:
         return isinstance(x, np.ndarray) and x.shape == self.shape and np.can_cast(x.dtype, self.dtype)
 
 
@@ -237,7 +237,7 @@ def _apart(made: Array, given: Array) -> Array:
     return read_only(made.copy() if made is given else made)
 
 
-def _stored(space: Any, spec: Spec) -> Spec:
+def _stored(space: object, spec: Spec) -> Spec:
     """Return the spec of what is stored of an array of actions that has this spec in the environment."""
     if isinstance(space, gym.spaces.Box):
         return Spec(spec.name, spec.shape, spec.dtype if spec.dtype.kind == "f" else np.dtype(np.float32))
@@ -246,7 +246,7 @@ def _stored(space: Any, spec: Spec) -> Spec:
     return Spec(spec.name, spec.shape, spec.dtype)
 
 
-def _bounds(space: Any) -> tuple[Any, Any] | None:
+def _bounds(space: object) -> tuple[Any, Any] | None:
     """Return the lowest and the highest number of choices from 0; None where the space has none."""
     if isinstance(space, gym.spaces.Discrete):
         return 0, int(space.n) - 1
@@ -256,7 +256,7 @@ def _bounds(space: Any) -> tuple[Any, Any] | None:
     return None
 
 
-def _check_actions(space: gym.Space[Any], spec: Spec, column: Array) -> None:
+def _check_actions(space: gym.Space[object], spec: Spec, column: Array) -> None:
     """Refuses what is no array of actions of an array's space."""
     got, real = f"{column.shape} {column.dtype}", isinstance(space, gym.spaces.Box)
     if column.shape[1:] != spec.shape or column.dtype.kind not in ("biuf" if spec.dtype.kind == "f" else "biu"):

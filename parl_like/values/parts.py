@@ -16,8 +16,8 @@ class _Part:
         holder, _, self._name = path.rpartition(".")
         self._read, self._holder = attrgetter(path), attrgetter(holder)
 
-    def __get__(self, instance: Any, owner: type) -> Any:
+    def __get__(self, instance: object, owner: type) -> Any:
         return self if instance is None else self._read(instance)
 
-    def __set__(self, instance: Any, value: Any) -> None:
+    def __set__(self, instance: object, value: object) -> None:
         setattr(self._holder(instance), self._name, value)

@@ -111,7 +111,7 @@ class RayLink(Link):
         self._writing = threading.Lock()  # a call that ends late must not write to whoever has got the number of a closed file
         self._errors = the_ray().exceptions.RayError
 
-    def begin(self, worker: WorkerHandle, recipe: Any) -> None:
+    def begin(self, worker: WorkerHandle, recipe: object) -> None:
         payload = packed("Robot: the environment, agent or helpers", recipe)
         with shielded():  # a worker that nobody knew of would never be ended
             actor = the_ray().remote(WorkerActor).options(num_cpus=CONNECTION.cpus(self._num_cpus), max_restarts=0).remote()
@@ -123,7 +123,7 @@ class RayLink(Link):
             self._await(worker, self._actors[worker].tell.remote([bytes(frame) for frame in frames]))
 
     def _await(self, worker: WorkerHandle, reference: Any) -> None:
-        def notify(call: Future[Any]) -> None:
+        def notify(call: Future[object]) -> None:
             """In a thread of Ray's."""
             with self._writing:
                 if self._news >= 0:
@@ -133,7 +133,7 @@ class RayLink(Link):
         self._calls[worker].append(call)
         call.add_done_callback(notify)
 
-    def receive(self) -> Sequence[tuple[WorkerHandle, list[Any]]]:
+    def receive(self) -> Sequence[tuple[WorkerHandle, list[object]]]:
         with suppress(BlockingIOError):
             os.eventfd_read(self._news)  # before looking, so that what comes meanwhile is told again
         out = []

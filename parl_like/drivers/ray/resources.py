@@ -36,7 +36,7 @@ class ActorResources(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         return {name: value for name, value in msgspec.structs.asdict(self).items() if value not in (None, {}, "")}
 
 
-def resources_of(given: ActorResources | Mapping[str, Any]) -> ActorResources:
+def resources_of(given: ActorResources | Mapping[str, object]) -> ActorResources:
     """`{"num_gpus": 1}` as a struct. Raises ValueError for what is no resource, or has another type."""
     plain = msgspec.to_builtins(given)  # a Struct's own constructor checks nothing
     for name in plain:

@@ -35,7 +35,7 @@ class TaskActor:
     task: ComputationTask
     told = 0
 
-    def build(self, payload: bytes, name: str, options: Mapping[str, Any], seed: np.random.SeedSequence) -> dict[str, Any]:
+    def build(self, payload: bytes, name: str, options: Mapping[str, Any], seed: np.random.SeedSequence) -> dict[str, object]:
         """Builds the task, unless it is there; what a face of it needs to know."""
         if not hasattr(self, "task"):
             task = ComputationTask(unpacked(payload), **options)
@@ -53,15 +53,15 @@ class TaskActor:
             face.build()
         self.task.connect(faces)
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Return what changes as the task works. It travels with every reply, and is numbered, for one thread's may overtake
         another's."""
         self.told += 1
         return {"number": self.told, "algorithm": plain_of(self.task.algorithm), "version": self.task.version,
                 "counts": replace(self.task.counts)}
 
-    def call(self, method: str, arguments: tuple[Any, ...], options: Mapping[str, Any],
-             env_steps: int) -> tuple[Any, dict[str, Any]]:
+    def call(self, method: str, arguments: tuple[Any, ...], options: Mapping[str, object],
+             env_steps: int) -> tuple[Any, dict[str, object]]:
         """A method of the task: what it returns, and the facts after it."""
         self.task.follow(env_steps)
         if method in ("act", "learn"):  # copies: Ray's arrays are read-only, and tensors are made of these
@@ -86,12 +86,12 @@ class Here:
 
 
 class _Call(NamedTuple):
-    method: Callable[..., Any]
+    method: Callable[..., object]
 
-    def options(self, **_: Any) -> _Call:
+    def options(self, **_: object) -> _Call:
         return self
 
-    def remote(self, *arguments: Any, **options: Any) -> _Done:
+    def remote(self, *arguments: object, **options: object) -> _Done:
         return _Done(self.method(*arguments, **options))
 
 
@@ -99,7 +99,7 @@ class _Done(NamedTuple):
     value: Any
 
 
-def result_of(reference: Any) -> Any:
+def result_of(reference: object) -> Any:
     """Return what a call of an actor, or of `Here`, returns."""
     return reference.value if isinstance(reference, _Done) else the_ray().get(reference)
 
@@ -116,7 +116,7 @@ def _forwarded(method: str) -> Any:
     """A method of `ComputationTask` that the actor's task answers."""
 
     @wraps(getattr(ComputationTask, method))
-    def call(self: RayTask, *arguments: Any, **options: Any) -> Any:
+    def call(self: RayTask, *arguments: object, **options: object) -> Any:
         return self._call(method, *arguments, **options)
 
     return call
@@ -136,7 +136,7 @@ class RayTask(ComputationTask):
     """
 
     def __init__(self, task: ComputationTask, actor: Any = None, address: str | None = None,
-                 resources: ActorResources | Mapping[str, Any] = ActorResources()) -> None:  # noqa: B008  it is frozen
+                 resources: ActorResources | Mapping[str, object] = ActorResources()) -> None:  # noqa: B008  it is frozen
         if task.is_built:
             raise TypeError(f"RayTask: the task has a {type(task.algorithm).__name__} already; give it a function that builds "
                             "one: ComputationTask(create_algorithm_func(...), ...)")
@@ -144,7 +144,7 @@ class RayTask(ComputationTask):
         self.name = task.name
         self.resources = resources_of(resources)
         self._actor, self._owner, self._address = actor, os.getpid() if actor is None else 0, address
-        self._proxy: Any = None
+        self._proxy: object = None
         self._noted = self._env_steps = 0
 
     @property
@@ -201,7 +201,7 @@ class RayTask(ComputationTask):
             self.version, self.counts = facts["version"], facts["counts"]
             vars(self._proxy).update(facts["algorithm"])
 
-    def _get(self, reference: Any) -> Any:
+    def _get(self, reference: object) -> Any:
         if isinstance(reference, _Done):
             return reference.value
         exceptions = the_ray().exceptions
@@ -215,14 +215,14 @@ class RayTask(ComputationTask):
             raise TaskFailed(f"task {self.name!r}: its actor has died, and its weights with it; go on from a checkpoint. "
                              f"Ray says: {said}") from error
 
-    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def _call(self, method: str, *arguments: object, **options: object) -> Any:
         if self._actor is None:
             raise TaskFailed(f"task {self.name!r}: its actor was ended when the robot was closed")
         out, facts = self._get(self._send(method, *arguments, **options))
         self._note(facts)
         return out
 
-    def _send(self, method: str, *arguments: Any, **options: Any) -> Any:
+    def _send(self, method: str, *arguments: object, **options: object) -> Any:
         call = self._actor.call
         return (call.options(concurrency_group=UPDATES) if method == "learn" else call).remote(method, arguments, options,
                                                                                                 self._env_steps)
@@ -234,7 +234,7 @@ class RayTask(ComputationTask):
     def predict(self, inputs: Mapping[str, Array], mode: Mode = "collect") -> dict[str, Array]:
         return self.act(inputs, mode)[0]  # type: ignore[no-any-return]
 
-    def networks_state(self, acting: bool = False, copied: bool = True) -> dict[str, dict[str, Any]]:
+    def networks_state(self, acting: bool = False, copied: bool = True) -> dict[str, dict[str, object]]:
         return self._call("networks_state", acting, copied=True)  # type: ignore[no-any-return]
 
     def follow(self, env_steps: int) -> None:

@@ -29,7 +29,7 @@ class BackgroundUpdates:
     """
 
     def __init__(self) -> None:
-        self.running: dict[RequestQueue, Future[tuple[list[Ticket], Any]]] = {}
+        self.running: dict[RequestQueue, Future[tuple[list[Ticket], object]]] = {}
         self.descriptors: list[int] = []
         self._threads: ThreadPoolExecutor | None = None
         self._beside: ThreadPoolExecutor | None = None  # for backward passes that go on at the same time
@@ -47,7 +47,7 @@ class BackgroundUpdates:
                                 task.name, type(error).__name__, error)
 
     def give(self, queue: RequestQueue, batch: RequestBatch, tasks: Sequence[ComputationTask],
-             afterwards: Callable[[], Any]) -> None:
+             afterwards: Callable[[], object]) -> None:
         """Begins an update. `afterwards` is called in its thread at the end, and `ended` gives what it returned."""
         if self._threads is None:
             # Asking torch for its threads limits a thread's own.
@@ -56,7 +56,7 @@ class BackgroundUpdates:
             self.descriptors = [os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)]
         (told,) = self.descriptors
 
-        def work() -> tuple[list[Ticket], Any]:
+        def work() -> tuple[list[Ticket], object]:
             tickets, found = queue.work(batch), afterwards()
             for task in tasks:
                 if task.acting is not None and task.acting.version != task.version:

@@ -497,7 +497,7 @@ class HostedDriver(WorkerStates):
             return False
         return self._serve_at_end()  # the replies are given in the next run
 
-    def pause(self, patience: float) -> list[Any]:
+    def pause(self, patience: float) -> list[object]:
         """See `Driver.pause`. Workers come to rest by themselves, for nobody answers them. Those that take longer are heard
         in the next run."""
         self.stopping = False

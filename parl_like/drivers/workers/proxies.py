@@ -19,7 +19,7 @@ from parl_like.values.errors import WrongCaller
 PLAIN = (bool, int, float, str, type(None))
 
 
-def plain_of(algorithm: AlgorithmPort) -> dict[str, Any]:
+def plain_of(algorithm: AlgorithmPort) -> dict[str, object]:
     """Its plain attributes, such as `gamma`."""
     return {name: value for name, value in vars(algorithm).items() if isinstance(value, PLAIN)}
 
@@ -32,8 +32,8 @@ class AlgorithmProxy(AlgorithmPort):
         elsewhere: For the error of whoever asks for more: where it is, what is known here, and whom to ask.
     """
 
-    model: Any
-    window: Any
+    model: object
+    window: object
     acts_with: tuple[str, ...]
 
     def __init__(
@@ -112,7 +112,7 @@ class RemoteAgent(AgentPort):
         observe: Called with the robot's hooks.
     """
 
-    def __init__(self, pool: AgentPool, index: int, like: Agent, observe: Any) -> None:
+    def __init__(self, pool: AgentPool, index: int, like: Agent, observe: object) -> None:
         self.pool, self.robot, self.index = pool, pool.robot, index
         self._label = f"{pool.options.label} {index}"
         self.n_envs, self.vector, self.learns, self.needs = like.n_envs, like.vector, like.learns, like.needs
@@ -145,10 +145,10 @@ class RemoteEnv(EnvPort):
 
     def __init__(self, agent: str, observe: Any) -> None:
         self._agent, self.observe = agent, observe
-        self.episode_return: Any = 0.0
+        self.episode_return: object = 0.0
         self.episode_length = self.time_steps = self.env_index = 0
 
-    def connect_hooks(self, hooks: Any) -> None:
+    def connect_hooks(self, hooks: object) -> None:
         """No hook hears how episodes begin in a worker."""
 
     def close(self) -> None:

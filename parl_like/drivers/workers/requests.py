@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -73,7 +73,7 @@ def put_request(wrappers: Mapping[str, ComputationWrapper], link: Link, worker: 
         return [ticket]
 
 
-def replies(tickets: Sequence[Ticket]) -> Iterator[tuple[WorkerHandle, Kind, dict[str, Any]]]:
+def replies(tickets: Sequence[Ticket]) -> Iterator[tuple[WorkerHandle, Kind, dict[str, object]]]:
     """Yield worker, kind and content of the message that answers each request of which no part waits any more."""
     complete = []
     for ticket in tickets:
@@ -86,7 +86,7 @@ def replies(tickets: Sequence[Ticket]) -> Iterator[tuple[WorkerHandle, Kind, dic
         request = ticket.waiter
         worker: WorkerHandle = request.worker
         parts, request.answered = request.answered, []
-        notes: dict[str, Any] = {}
+        notes: dict[str, object] = {}
         content = {"request": request.number, "notes": notes}
         if error := next((part.error for part in parts if part.error is not None), None):
             notes["type"] = type(error).__name__

@@ -125,14 +125,14 @@ class Link(Protocol):
     def close(self) -> None:
         """After the last worker was forgotten: closes what `open` made, which may be called again."""
 
-    def begin(self, worker: WorkerHandle, recipe: Any) -> None:
+    def begin(self, worker: WorkerHandle, recipe: object) -> None:
         """Begins a worker's process, with its `Recipe`; its first message is HELLO. A TypeError says why the recipe cannot be
         sent, an OSError why no process can be made."""
 
-    def send(self, worker: WorkerHandle, frames: list[Any]) -> None:
+    def send(self, worker: WorkerHandle, frames: list[object]) -> None:
         """To a worker that has said HELLO; where it has just ended, nothing happens."""
 
-    def receive(self) -> Sequence[tuple[WorkerHandle, list[Any]]]:
+    def receive(self) -> Sequence[tuple[WorkerHandle, list[object]]]:
         """Return what has come since the last call from workers that have begun and not been forgotten, in the order of each."""
 
     def descriptors(self) -> Sequence[int]:
@@ -174,8 +174,8 @@ class Supervisor:
         restarts: Processes that took the place of another.
     """
 
-    def __init__(self, link: Link, options: Any, recipe: Callable[[WorkerHandle], Any], lost: Callable[[WorkerHandle, str], None],
-                 failed: Callable[[WorkerHandle, Message], None], sync: bool) -> None:
+    def __init__(self, link: Link, options: Any, recipe: Callable[[WorkerHandle], object],
+                 lost: Callable[[WorkerHandle, str], None], failed: Callable[[WorkerHandle, Message], None], sync: bool) -> None:
         self._link, self._options, self._recipe, self._sync = link, options, recipe, sync
         self._lost, self._failed = lost, failed
         self.workers: list[WorkerHandle] = []
@@ -192,7 +192,7 @@ class Supervisor:
             self._link.begin(worker, recipe)
             worker.taken = True
 
-    def _put(self, worker: WorkerHandle, kind: Kind, parts: dict[str, Any]) -> None:
+    def _put(self, worker: WorkerHandle, kind: Kind, parts: dict[str, object]) -> None:
         """A message (`parl_like.drivers.messages.pack`) to a worker that is up, which `deliver` sends."""
         if not worker.up:
             return
@@ -224,13 +224,13 @@ class Supervisor:
             self.deliver()
 
     def order(self, order: str, workers: Sequence[WorkerHandle] | None = None, arrays: Mapping[str, Array] | None = None,
-              **notes: Any) -> None:
+              **notes: object) -> None:
         """A message that `parl_like.drivers.workers.worker` obeys, to all workers or these."""
         for worker in self.workers if workers is None else workers:
             self._put(worker, Kind.ORDER, {"notes": {"order": order, **notes}, "arrays": arrays or {}})
         self._have_put()
 
-    def reply(self, replies: Iterable[tuple[WorkerHandle, Kind, dict[str, Any]]]) -> None:
+    def reply(self, replies: Iterable[tuple[WorkerHandle, Kind, dict[str, object]]]) -> None:
         """Answers requests of workers."""
         for worker, kind, parts in replies:
             self._put(worker, kind, parts)

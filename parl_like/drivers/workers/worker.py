@@ -131,9 +131,9 @@ class Worker:
             self._ask(request, queue, batch, notes if i == len(batches) else {})
         return False
 
-    def _ask(self, request: int, queue: RequestQueue, batch: RequestBatch, notes: Mapping[str, Any]) -> None:
+    def _ask(self, request: int, queue: RequestQueue, batch: RequestBatch, notes: Mapping[str, object]) -> None:
         n = batch.rows
-        said: dict[str, Any] = {**notes, "n": len(batch.tickets)}
+        said: dict[str, object] = {**notes, "n": len(batch.tickets)}
         number = self.blocks.number_of(batch.block) if self.blocks is not None and batch.block is not None else None
         if queue.kind == "learn":
             rows = joined_rows(batch)
@@ -145,10 +145,10 @@ class Worker:
         self.send(Kind.PREDICT if queue.kind == "predict" else Kind.LEARN, task=queue.task.name, request=request, rows=n,
                   arrays=rows, notes=said)
 
-    def _counts(self) -> dict[str, Any]:
+    def _counts(self) -> dict[str, object]:
         """Return what is to be added to the robot's counts: steps, and by queue and task what the queues have counted here."""
         pool = self.pool
-        notes: dict[str, Any] = {"turn": self.seen}
+        notes: dict[str, object] = {"turn": self.seen}
         if pool.env_steps != self.steps:
             time_steps = self._time_steps()
             notes["steps"], notes["time"] = pool.env_steps - self.steps, time_steps - self.time_steps
@@ -173,9 +173,9 @@ class Worker:
                 agent.signal = None if agent.quota_steps is None else agent.signal  # all wait for the robot, which knows now
         return notes
 
-    def _events(self) -> tuple[dict[str, Any], dict[str, Array]]:
+    def _events(self) -> tuple[dict[str, object], dict[str, Array]]:
         """Return what has changed of the agents, and the columns of their episodes."""
-        notes: dict[str, Any] = {}
+        notes: dict[str, object] = {}
         # Their numbers suffice: between two orders agents only park and end.
         parked, alive = self.driver.parked, self.driver.agents
         if (len(parked), len(alive)) != self.told:
@@ -287,7 +287,7 @@ class Worker:
         self.pool.lifecycle.settle()
         self.tell_steps = True
 
-    def _answer(self, state: Any) -> None:
+    def _answer(self, state: object) -> None:
         self.send(Kind.STATE, arrays=pack_state(state), notes={"answer": self.seen})
 
     def _digests(self) -> dict[str, str]:

@@ -198,9 +198,9 @@ class WorkerStatistics(Statistics):
     def __init__(self) -> None:
         super().__init__(warns=False)
         self.ended: list[tuple[int, int, Any, int]] = []
-        self.parts: list[Any] = []
+        self.parts: list[object] = []
 
-    def count_episode(self, env: int, episode_return: Any, length: int, parts: Any = ()) -> None:
+    def count_episode(self, env: int, episode_return: object, length: int, parts: Any = ()) -> None:
         self.ended.append((-1, env, episode_return, length))
         if len(parts):
             self.parts.append(parts)

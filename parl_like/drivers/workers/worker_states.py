@@ -36,7 +36,7 @@ class WorkerStates(CooperativeDriver):
     def workers(self) -> list[WorkerHandle]:
         return self.supervisor.workers
 
-    def _ask(self, order: str, states: Sequence[Any] | None = None) -> list[Any]:
+    def _ask(self, order: str, states: Sequence[object] | None = None) -> list[Any]:
         """Every worker's answer to an order, while no agent runs. Workers are started where there are none."""
         self._open()
         for worker in self.workers:
@@ -58,7 +58,7 @@ class WorkerStates(CooperativeDriver):
     def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
         return {int(i): bytes.fromhex(d) for part in self._ask("trace") for i, d in part.items()}
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """The state of every worker: 'agents', 'buffers', 'trace'."""
         return {WORKERS: {str(number): state for number, state in enumerate(self._ask("state"))}}
 
