@@ -52,7 +52,7 @@ def one_by_one(old: Out, new: Out) -> Sequence[Out]:
             {name: (new if name in spread else old)[name] for name in new})
 
 
-def held(head: Any, old: Out, new: Out, log_alpha: Tensor, epsilons: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
+def kl_penalty(head: Any, old: Out, new: Out, log_alpha: Tensor, epsilons: Sequence[float]) -> tuple[Tensor, Tensor, Tensor]:
     """Constraints mean KL(π_old ‖ π_i) ≤ ε_i, one for each of `one_by_one`, with multipliers α_i:
 
     penalty = Σ_i α_i KL_i, which moves the policy, and Σ_i log α_i · (ε_i − KL_i), the loss of the multipliers. Its slopes in
@@ -173,7 +173,7 @@ class MPO(Algorithm):
         old, out, head = batch.old, self.model.policy(batch.obs), self.model.head
         weights, dual = reweighted(old.value, self.log_eta, self.epsilon_eta, old.log_p)
         fit = sum((weights * self.log_probs(one, old)).sum(1).mean() for one in one_by_one(old.out, out))
-        penalty, prices, kl = held(head, old.out, out, self.log_alpha, self.epsilons)
+        penalty, prices, kl = kl_penalty(head, old.out, out, self.log_alpha, self.epsilons)
         yield {"actor": penalty - fit, "dual": dual + prices, "entropy": head.entropy(out).mean(),
                **metrics(self.log_eta, self.log_alpha, kl)}
 

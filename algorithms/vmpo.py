@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from parl_like.algorithms.actor_critic import ActorCritic
-from parl_like.algorithms.mpo import held, metrics, multipliers, reweighted
+from parl_like.algorithms.mpo import kl_penalty, metrics, multipliers, reweighted
 from parl_like.algorithms.unrolls import minibatches_of, parts_of
 from parl_like.learning.algorithm import Loss, Schedule
 from parl_like.learning.model import Model
@@ -73,7 +73,7 @@ class VMPO(ActorCritic):
         best = torch.topk(batch.advantage, (len(batch.advantage) + 1) // 2).indices
         weights, dual = reweighted(batch.advantage[best], self.log_eta, self.epsilon_eta)
         policy_loss = -(weights * self.model.head.log_prob(out, batch.act)[best]).sum()
-        penalty, prices, kl = held(self.model.head, batch.out, out, self.log_alpha, self.epsilons)
+        penalty, prices, kl = kl_penalty(self.model.head, batch.out, out, self.log_alpha, self.epsilons)
         value_loss, entropy = self.value_and_entropy(out, value, batch)
         yield {"policy": policy_loss + penalty + self.value_weight * value_loss, "dual": dual + prices,
                "policy_loss": policy_loss, "value_loss": value_loss, "entropy": entropy,

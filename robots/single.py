@@ -212,7 +212,7 @@ def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Rob
     if isinstance(algorithm, str):
         nearest = {one.lower(): one for one in DEFAULTS}.get(algorithm.lower(), "")
         if not nearest and algorithm in algorithms.__all__:
-            raise ValueError(f"Robot.of: {algorithm} does not learn by one task alone, or has no usual network; {way}")
+            raise ValueError(f"Robot.of: {algorithm} does not learn by one task alone, or has no default network; {way}")
         if not nearest:
             raise ValueError(f"Robot.of: {unknown('algorithm', algorithm, DEFAULTS)}; for another {way}")
     else:

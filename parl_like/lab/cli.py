@@ -20,6 +20,7 @@ from parl_like.values.errors import shortened, unknown, without_trace
 from parl_like.values.user_calls import users_lines, whole
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
+RUNS_DIR = "runs"  # where `train` makes run directories
 MAX_LINE, MAX_CELL = text.LONGEST - 200, 400  # characters of an error, and of what one cell of a table shows
 _ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
 _EXTRAS = {"plot": "matplotlib", "tb": "tensorboard", "grid": "minigrid", "minigrid": "minigrid", "atari": "ale_py",
@@ -131,6 +132,8 @@ def _list(args: argparse.Namespace) -> None:
 
     if args.source:
         user_experiments.registered(args.source)
+    if args.runs != RUNS_DIR and not os.path.isdir(args.runs):
+        raise UsageError(f"--runs {args.runs}: there is no such directory; give the one that run directories are in")
     known: list[dict[str, Any]] = []
     installed = experiment.installed()
     for name in experiment.names():
@@ -375,7 +378,7 @@ VERBS = (
         _checkpoint("latest"), BEST, SOURCE,
     )),
     Verb("list", "list the experiments, and the runs in runs/", _list, (
-        _option("--runs", "where runs are (default: runs)", default="runs", metavar="DIR"),
+        _option("--runs", "where runs are (default: runs)", default=RUNS_DIR, metavar="DIR"),
         _option("--spaces", "instead: which algorithm takes which actions, observations, masks, memory", action="store_true"),
         SOURCE,
     )),

@@ -185,10 +185,10 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
         for each in range(first, first + episodes):
             path = folder / f"episode_{each}.gif"
             if own is None:
-                told = {"return": float(robot.play(path, seed=each, max_steps=max_steps))}
+                seen = {"return": float(robot.play(path, seed=each, max_steps=max_steps))}
             else:
-                told = own(robot, config, path, seed=each, max_steps=max_steps, stream=stream and printer(stream))
-            played.append({"path": str(path), "seed": each, **told})
+                seen = own(robot, config, path, seed=each, max_steps=max_steps, stream=stream and printer(stream))
+            played.append({"path": str(path), "seed": each, **seen})
         return played
 
 

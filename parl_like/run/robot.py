@@ -232,7 +232,7 @@ class Robot(Counted):
             stop = StopAfterSteps(stop)
         if stop is not None and not isinstance(stop, StopCondition):
             raise TypeError(f"Robot.run: stop is {stop!r}; expected a number of steps or a StopCondition, e.g. "
-                            "StopAfterSteps(1000) of parl_like.environment.hooks")
+                            "StopAfterSteps(1000) of parl_like.environment.stop_conditions")
         self._loop.run(stop, hooks_of(hooks))
 
     def tell_idle(self) -> None:

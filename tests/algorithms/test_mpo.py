@@ -13,7 +13,7 @@ from wander import OBS, TWO, Wander
 
 from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import BC, MPO, SAC, VMPO
-from parl_like.algorithms.mpo import held, one_by_one, reweighted
+from parl_like.algorithms.mpo import kl_penalty, one_by_one, reweighted
 from parl_like.drivers.workers.processes import Processes
 from parl_like.learning.model import Model
 from parl_like.learning.model_check import ContractError
@@ -79,7 +79,7 @@ def test_means_and_standard_deviations_are_held_apart():
     old = {"mean": torch.zeros(2, 1), "log_std": torch.zeros(2, 1)}
     new = {"mean": torch.ones(2, 1).requires_grad_(), "log_std": torch.full((2, 1), math.log(2.0)).requires_grad_()}
     spread = math.log(2.0) - 0.375
-    penalty, prices, kl = held(head, old, new, log_alpha, (0.1, 0.2))
+    penalty, prices, kl = kl_penalty(head, old, new, log_alpha, (0.1, 0.2))
     assert kl.tolist() == pytest.approx([0.5, spread])
     assert penalty.item() == pytest.approx(2 * 0.5 + 4 * spread)
     assert prices.item() == pytest.approx(math.log(2) * (0.1 - 0.5) + math.log(4) * (0.2 - spread))
@@ -95,7 +95,7 @@ def test_other_distributions_are_held_as_a_whole():
     head = MLPActorCritic(OBS, TWO, hidden=[8]).head
     old, new = {"logits": torch.zeros(1, 2)}, {"logits": torch.tensor([[math.log(3.0), 0.0]])}
     assert one_by_one(old, new) == (new,)
-    penalty, prices, kl = held(head, old, new, torch.tensor([2.0, 9.0]).log(), (0.1, 0.2))
+    penalty, prices, kl = kl_penalty(head, old, new, torch.tensor([2.0, 9.0]).log(), (0.1, 0.2))
     expected = -0.5 * math.log(4 * 0.75 * 0.25)
     assert kl.tolist() == pytest.approx([expected]) and penalty.item() == pytest.approx(2 * expected)
     assert prices.item() == pytest.approx(math.log(2) * (0.1 - expected))

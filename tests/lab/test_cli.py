@@ -344,3 +344,10 @@ def test_a_path_that_is_no_experiment_is_told_what_it_is(command, word, message,
     command("train fake run_dir=run total_steps=100")
     code, _, err = command(f"train {word}")
     assert code == 2 and err.startswith(f"error: {message}") and "FILE.py:NAME" in err
+
+
+def test_a_list_of_runs_that_are_not_there_says_so(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["list"]) == 0, "nobody has trained yet"
+    assert main(["list", "--runs", "rums"]) == 2
+    assert "error: --runs rums: there is no such directory; give the one that" in capsys.readouterr().err
