@@ -5,18 +5,17 @@ from __future__ import annotations
 import threading
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from enum import Enum, auto
-from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from parl_like.agents.agent import Agent
 from parl_like.interfaces import RunPort
 from parl_like.run.driver import Pool
 from parl_like.values.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed
 from parl_like.values.spec import SpecError
-
-T = TypeVar("T")
 
 STOP_PATIENCE = 5.0
 """Seconds that the end of a run waits for agents that are busy in their environments."""
@@ -56,6 +55,14 @@ NEXT: dict[Phase, tuple[Phase, ...]] = {
 """Phase → those that may follow."""
 
 ENDED = (Phase.IDLE, Phase.CLOSED)
+
+
+@dataclass
+class Phases:
+    """The phases before and after something that is done with the agents."""
+
+    before: Phase
+    after: Phase = Phase.BETWEEN
 
 
 class OneThread:
@@ -118,24 +125,27 @@ class Lifecycle:
             raise RuntimeError(f"{what}: this robot was closed, and its environments with it; make a new one (`load` takes what "
                                "`save` wrote), and close() or leave `with` when you are done with it")
 
-    def _uninterrupted(self, call: Callable[[Phase], tuple[T, Phase]]) -> T:
-        """Return what `call` gives, which is told the phase before it and gives that after it, too. Where Ctrl-C strikes inside,
-        it leaves agents in a state that nothing else understands: then they all end before the next thing is done."""
+    @contextmanager
+    def _uninterrupted(self) -> Iterator[Phases]:
+        """Do what Ctrl-C may cut short in the body of `with`, which is told the phase before and says that after it.
+
+        Where Ctrl-C strikes inside, it leaves agents in a state that nothing else understands: then they all end before the next
+        thing is done.
+        """
         self._pool.driver.refuse_agents()
         with self.one_thread:
             self.recover()
-            before = self.phase
+            phases = Phases(self.phase)
             self._move(Phase.BUSY)
-            if before is Phase.WAITING:
+            if phases.before is Phase.WAITING:
                 self._know(self._pool, self._pool.robot)
             try:
-                result, after = call(before)
+                yield phases
             except Exception:
                 if self.phase is Phase.BUSY:
-                    self._move(Phase.PAUSED if before in (Phase.WAITING, Phase.PAUSED) else Phase.BETWEEN)
+                    self._move(Phase.PAUSED if phases.before in (Phase.WAITING, Phase.PAUSED) else Phase.BETWEEN)
                 raise
-            self._move(after)
-        return result
+            self._move(phases.after)
 
     def recover(self) -> None:
         """End all agents where Ctrl-C has struck in the middle of something."""
@@ -154,21 +164,19 @@ class Lifecycle:
     def advance(self) -> bool:
         """Let the driver do one iteration; return False when nothing could run any more. Raises what an agent or a task
         raised."""
-        went_on = self._uninterrupted(self._iterate)
+        driver = self._pool.driver
+        with self._uninterrupted() as phases:
+            if phases.before is Phase.IDLE:
+                driver.start(self._pool.agents, list(self._pool.wrappers.values()))
+            elif phases.before is not Phase.BETWEEN:
+                driver.go_on()
+            able = [a for a in driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
+            # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
+            if not driver.stopping:
+                driver.resume(sorted(able, key=lambda agent: agent.index))
+            went_on = driver.iterate()
         self.raise_error()
         return went_on
-
-    def _iterate(self, before: Phase) -> tuple[bool, Phase]:
-        driver = self._pool.driver
-        if before is Phase.IDLE:
-            driver.start(self._pool.agents, list(self._pool.wrappers.values()))
-        elif before is not Phase.BETWEEN:
-            driver.go_on()
-        able = [a for a in driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
-        # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
-        if not driver.stopping:
-            driver.resume(sorted(able, key=lambda agent: agent.index))
-        return driver.iterate(), Phase.BETWEEN
 
     def fail(self, agent: Agent, error: BaseException) -> None:
         """Remember what an agent raised, or a task while it served this agent's update: the first error ends the run."""
@@ -195,19 +203,17 @@ class Lifecycle:
     def rest(self) -> None:
         """End a run: its agents wait where they are for the next one. Meanwhile nothing that they hold holds the robot, for no
         garbage collector sees what a greenlet or a thread holds that waits."""
-        if self._uninterrupted(self._pause):
+        with self._uninterrupted() as phases:
+            self._pool.request_stop()  # also where a rule between two iterations has ended the run
+            late = self._pool.driver.pause(STOP_PATIENCE)
+            self._pool.stop_requested = False
+            if not late:
+                self._know(weakref.proxy(self._pool), weakref.proxy(self._pool.robot))
+                phases.after = Phase.WAITING
+        if late:
             self.halt(patience=1.0)  # who is late does not wait, so nobody does
         elif self._forsaken is None:
             self._forsaken = weakref.finalize(self._pool.robot, self._pool.driver.forsake)
-
-    def _pause(self, before: Phase) -> tuple[list[object], Phase]:
-        self._pool.request_stop()  # also where a rule between two iterations has ended the run
-        late = self._pool.driver.pause(STOP_PATIENCE)
-        self._pool.stop_requested = False
-        if late:
-            return late, Phase.BETWEEN
-        self._know(weakref.proxy(self._pool), weakref.proxy(self._pool.robot))
-        return late, Phase.WAITING
 
     def _know(self, pool: Pool, robot: RunPort) -> None:
         """Set what the agents and the driver know the pool and its robot by: themselves, or weak proxies while they wait."""
@@ -238,17 +244,15 @@ class Lifecycle:
         with self.one_thread:
             self.recover()
             if self.begun:
-                self._uninterrupted(partial(self._interrupt, patience))
+                with self._uninterrupted() as phases:
+                    if late := self._pool.driver.halt(self._pool.agents, "interrupt", patience):
+                        raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: "
+                                           f"{', '.join(map(str, late))}")
+                    self.settle()
+                    phases.after = Phase.BETWEEN if phases.before is Phase.BETWEEN else Phase.PAUSED
             else:
                 self.settle()
         self.raise_error()
-
-    def _interrupt(self, patience: float | None, before: Phase) -> tuple[None, Phase]:
-        if late := self._pool.driver.halt(self._pool.agents, "interrupt", patience):
-            raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: "
-                               f"{', '.join(map(str, late))}")
-        self.settle()
-        return None, Phase.BETWEEN if before is Phase.BETWEEN else Phase.PAUSED
 
     def settle(self) -> None:
         """Take over, after an interruption, the updates that nobody has waited for. The next resets are seeded."""

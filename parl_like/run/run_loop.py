@@ -23,50 +23,46 @@ class RunLoop:
 
     def run(self, stop: StopCondition | None, hooks: list[Hook]) -> None:
         """See `Robot.run`."""
-        pool = self._robot.pool
-        pool.lifecycle.refuse_closed("run")
-        pool.driver.refuse_agents()
-        with pool.lifecycle.one_thread:
-            follow_run(self._robot, None if stop is None else stop.most_steps())
-            self._run(stop, hooks)
-        self._robot.tell_idle()
-
-    def _run(self, stop: StopCondition | None, hooks: list[Hook]) -> None:
         robot, pool, lifecycle = self._robot, self._robot.pool, self._robot.pool.lifecycle
-        lifecycle.recover()
-        self._saves.clear()
-        try:
-            pool.hooks.begin(hooks)
-            if stop is not None:
-                stop.begin(robot)
-            pool.should_stop = None if stop is None else pool.hooks.in_turn(stop)
-            for call in overridden(hooks, "pre_experiment"):
-                call(robot)
-            pool.hooks.connect()
-            while not pool.stop_requested and self._iterate():
-                if stop is not None and stop.after_iteration(robot):
-                    break
-            pool.should_stop = None
-            while pool.driver.stopping and self._iterate():
-                pass
-            self._save()
-            if pool.driver_name == "cooperative" and threading.current_thread() is not threading.main_thread():
-                self.leave_episodes()
-            elif pool.driver.agents:
-                lifecycle.rest()
-            else:  # whose code has ended begin anew
-                lifecycle.halt()
-            lifecycle.raise_error()
-            refuse_divergence(robot.tasks)
-        except BaseException:
-            pool.should_stop = None
-            lifecycle.abandon()
-            raise
-        finally:
-            pool.hooks.end()
-            robot.statistics.warn_of_cuts()
-            for call in overridden(hooks, "post_experiment"):
-                call(robot)
+        lifecycle.refuse_closed("run")
+        pool.driver.refuse_agents()
+        with lifecycle.one_thread:
+            follow_run(robot, None if stop is None else stop.most_steps())
+            lifecycle.recover()
+            self._saves.clear()
+            try:
+                pool.hooks.begin(hooks)
+                if stop is not None:
+                    stop.begin(robot)
+                pool.should_stop = None if stop is None else pool.hooks.in_turn(stop)
+                for call in overridden(hooks, "pre_experiment"):
+                    call(robot)
+                pool.hooks.connect()
+                while not pool.stop_requested and self._iterate():
+                    if stop is not None and stop.after_iteration(robot):
+                        break
+                pool.should_stop = None
+                while pool.driver.stopping and self._iterate():
+                    pass
+                self._save()
+                if pool.driver_name == "cooperative" and threading.current_thread() is not threading.main_thread():
+                    self.leave_episodes()
+                elif pool.driver.agents:
+                    lifecycle.rest()
+                else:  # whose code has ended begin anew
+                    lifecycle.halt()
+                lifecycle.raise_error()
+                refuse_divergence(robot.tasks)
+            except BaseException:
+                pool.should_stop = None
+                lifecycle.abandon()
+                raise
+            finally:
+                pool.hooks.end()
+                robot.statistics.warn_of_cuts()
+                for call in overridden(hooks, "post_experiment"):
+                    call(robot)
+        robot.tell_idle()
 
     def iterate(self, stop_steps: int) -> Iterator[int]:
         """See `Robot.iterate`."""

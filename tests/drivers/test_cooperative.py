@@ -1,5 +1,7 @@
 """The cooperative driver alone: the order of serving, calls from outside, and what Ctrl-C leaves."""
 
+import sys
+import traceback
 from functools import partial
 from itertools import count
 
@@ -101,6 +103,20 @@ def test_async_min_rows_wait_while_others_can_still_come():
 
     play("cooperative", program, 4, tasks, mode="async")
     assert [rows for name, rows in order if name == "echo learns"] == [3]
+
+
+def test_an_update_is_at_most_twelve_calls_below_the_run():
+    """From `Robot.run` to `Algorithm.learn`, both counted, and what keeps a user's traceback short."""
+    calls = []
+
+    class Deep(Echo):
+        def learn(self, batch):
+            frames = [frame for frame, _ in traceback.walk_stack(sys._getframe())]  # this one first
+            calls[:] = [one.f_code.co_name for one in frames if one.f_globals["__name__"].startswith("parl_like.")]
+            return super().learn(batch)
+
+    play("cooperative", lambda agent: agent.helpers["echo"].comm.learn(update(agent, 1)), tasks={"echo": echo_task(Deep())})
+    assert calls[0] == "update" and calls[-1] == "run" and len(calls) + 1 <= 12, calls
 
 
 def test_a_sync_round_does_not_wait_for_those_who_never_learn():
