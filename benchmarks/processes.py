@@ -147,7 +147,7 @@ def weights(publish: bool, seconds: float = 3.0) -> dict[str, float]:
             if publish and (not sent or perf_counter() > max(sent.values()) + 0.1):
                 task.version += 1
                 begin = sent[task.version] = perf_counter()
-                driver._publish(driver._unpublished())
+                driver.supervisor.publish(driver.publisher.due())
                 copying.append(perf_counter() - begin)
 
         driver._take_in = give

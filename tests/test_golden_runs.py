@@ -28,6 +28,7 @@ import pytest
 import torch
 
 from parl_like import Hook
+from parl_like.algorithms import QLearning
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 
@@ -170,12 +171,12 @@ def kernels():
 # ------------------------------------------------------------------------------------------------------------------- the runs
 
 
-def built(name, driver, folder, seed):
-    """The robot of a case."""
+def built(name, driver, folder, seed, **more):
+    """The robot of a case, with `more` options."""
     case = CASES[name]
     experiment = experiments.get(case.experiment)
-    options = {**case.options, "trace": True, "seed": seed, "total_steps": 2 * case.half, "driver": driver}
-    if driver != "cooperative":
+    options = {**case.options, **more, "trace": True, "seed": seed, "total_steps": 2 * case.half, "driver": driver}
+    if driver not in ("cooperative", "threads"):
         options["workers"] = {"count": 2}
     if case.offline:
         options |= {"OfflineHelper.data": str(folder / "rows")}
@@ -190,12 +191,12 @@ def built(name, driver, folder, seed):
     return module.build(configs.resolve(module.Config, config, options))
 
 
-def run(name, driver, folder):
+def run(name, driver, folder, **more):
     """Records of a run that is saved in the middle, and of another robot that goes on from there."""
     half = CASES[name].half
     trace = Trace()
     local = [trace] if driver == "cooperative" else []
-    with built(name, driver, folder, 5) as robot:
+    with built(name, driver, folder, 5, **more) as robot:
         robot.run(half, local)
         robot.save(folder / "middle")
         middle = Trace(trace)
@@ -204,7 +205,7 @@ def run(name, driver, folder):
         for task, one in robot.tasks.items():
             assert before[task] < one.algorithm.updates, f"task {task} learns in the second half"
         whole = record(robot, trace)
-    with built(name, driver, folder, 6) as robot:
+    with built(name, driver, folder, 6, **more) as robot:
         robot.load(folder / "middle")
         robot.run(half, [middle] if driver == "cooperative" else [])
         return whole, record(robot, middle)
@@ -265,6 +266,34 @@ def test_on_policy_runs_of_workers_are_those_of_greenlets(golden):
                    for name in ("ppo", "vector"))
     assert all(one["weights"] == other["weights"] for one, other in (ppo, vector))
     assert ppo[0]["trace"] == ppo[1]["trace"]
+
+
+@pytest.mark.parametrize("name", ["dqn", "ppo", "vector, off-policy", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("sac", "prioritized", "mbpo"))])
+def test_one_agent_in_a_thread_does_what_it_does_in_a_greenlet(name, tmp_path):
+    """With nobody beside it no order is left to chance: neither of requests nor of updates."""
+    (tmp_path / "threads").mkdir()
+    thread, greenlet = (run(name, driver, tmp_path / place, n_agents=1) for driver, place in (("threads", "threads"),
+                                                                                              ("cooperative", "")))
+    assert thread[0] == thread[1], "a run that goes on from its middle"
+    assert thread[0]["hashes"].items() <= greenlet[0]["hashes"].items()
+
+
+def test_q_learning_without_its_compiled_row_gives_what_the_file_holds(golden, exact, tmp_path, monkeypatch):
+    monkeypatch.setattr(QLearning, "row_learner", lambda self: None)
+    whole, resumed = run("table", "cooperative", tmp_path)
+    assert resumed == whole and check(whole, golden["runs"]["table cooperative"], exact) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ["ppo", "vector"])
+def test_on_policy_runs_of_rays_actors_are_those_of_workers(name, golden, exact, tmp_path):
+    pytest.importorskip("ray")
+    whole, resumed = run(name, "ray", tmp_path)
+    assert resumed == whole, "a run that goes on from its middle"
+    assert check(whole, golden["runs"][f"{name} processes"], exact) == {}
 
 
 def write(names):

@@ -87,7 +87,7 @@ class CooperativeDriver(Driver):
             self.check_caller(ticket.agent)
         dropped = queue.put(ticket, values)
         if dropped is not None:  # an update
-            self._wake(dropped)
+            self.wake(dropped)
             if wait:
                 self.wait(ticket)
             return
@@ -115,7 +115,7 @@ class CooperativeDriver(Driver):
                     self._hub.switch()
             else:  # a call from outside of the agents: its queue is served, whatever its rule
                 while ticket.waiter is not SERVED and ticket.queue.batches:
-                    self._wake(ticket.queue.serve())
+                    self.wake(ticket.queue.serve())
         if ticket.error is not None:
             raise ticket.error
 
@@ -179,13 +179,13 @@ class CooperativeDriver(Driver):
                 self.rounds.running(agent)
                 self.ready.append(self._fibers[id(agent)])
 
-    def _run_ready(self) -> None:
+    def run_ready(self) -> None:
         self._hub = getcurrent()
         ready = self.ready
         while ready and not self.stopping:
             ready.popleft().switch()
 
-    def _rouse(self) -> None:
+    def rouse(self) -> None:
         """Let those who rest go on."""
         self.ready.extend(fiber for _, fiber in self._resting)
         self._resting.clear()
@@ -200,11 +200,11 @@ class CooperativeDriver(Driver):
             self._answer(queue, queue.work(batch))
 
     def _answer(self, queue: RequestQueue, tickets: list[Ticket]) -> None:
-        self._wake(tickets)
+        self.wake(tickets)
         if queue.kind == "learn" and tickets and tickets[0].error is not None and queue.task.on_error == "stop":
             self._failed(tickets[0].agent, tickets[0].error)
 
-    def _wake(self, tickets: list[Ticket]) -> None:
+    def wake(self, tickets: list[Ticket]) -> None:
         ready = self.ready
         for ticket in tickets:
             waiter = ticket.waiter
@@ -216,7 +216,7 @@ class CooperativeDriver(Driver):
         left, rounds = BATCHES, self.rounds
         while True:
             if not rounds.in_round:
-                self._run_ready()
+                self.run_ready()
                 if self.stopping:
                     return self._end_round()
             step = self._next()
@@ -224,10 +224,10 @@ class CooperativeDriver(Driver):
                 if step is ROUND_DONE:
                     return True
                 rested = bool(self._resting)
-                self._rouse()
+                self.rouse()
                 return rested
             if self._resting and not rounds.in_round:
-                self._rouse()
+                self.rouse()
             queue = step.queue
             self._serve(queue)
             rounds.served(queue)
@@ -237,7 +237,7 @@ class CooperativeDriver(Driver):
             elif self.sync and queue.kind == "learn":
                 return True  # a batch that its own rule closed before everybody came ends the iteration, too
             # Asked anew each time: the last learner may have ended, and the others would go on for ever.
-            elif not (self.sync and any(agent.learns and agent not in self.parked for agent in self.agents)):
+            elif not rounds.end_iterations(self.agents, self.parked):
                 left -= 1
                 if not left:
                     return True
@@ -248,7 +248,11 @@ class CooperativeDriver(Driver):
         while not self.sync:  # where no order is promised
             while self.ready:
                 self.ready.popleft().switch()
-            if not self._serve_updates():
+            waiting = [queue for queue in self.trainings if queue.batches]
+            for queue in waiting:  # whomever their updates wait for
+                while queue.batches:
+                    self._serve(queue)
+            if not waiting:
                 return False
         served = not (self.ready or self.parked) and self._serve_at_end()
         while served and self.ready:
@@ -256,23 +260,14 @@ class CooperativeDriver(Driver):
         return served
 
     def _serve_at_end(self) -> bool:
-        """Serve one round of `_end_round`: nothing that is to be served after a prediction."""
+        """Serve one round of `_end_round`; return whether there was one."""
         served = False
-        while isinstance(step := self._next(), Serve) and step.queue.kind == "learn":
+        while step := self.rounds.at_stop(perf_counter()):
             self._serve(step.queue)
             self.rounds.served(step.queue)
             served = True
             if not self.rounds.in_round:
                 break
-        return served
-
-    def _serve_updates(self) -> bool:
-        """Serve every update that waits, whomever it waits for; return whether there was one."""
-        served = False
-        for queue in self.trainings:
-            while queue.batches:
-                self._serve(queue)
-                served = True
         return served
 
     def pause(self, patience: float) -> list[object]:
@@ -310,9 +305,9 @@ class CooperativeDriver(Driver):
             agent.signal = signal
         if signal == "stop":
             for queue in self.queues:
-                self._wake(queue.fail_all("the robot stopped"))
+                self.wake(queue.fail_all("the robot stopped"))
         self.resume(list(self.parked))
-        self._rouse()
+        self.rouse()
         if signal != "stop":
             self._finish()
             return []
@@ -331,7 +326,7 @@ class CooperativeDriver(Driver):
         """Serves until nobody can act any more and nothing waits."""
         while True:
             if not self.rounds.in_round:
-                self._run_ready()
+                self.run_ready()
             step = self._next()
             if isinstance(step, Serve):
                 self._serve(step.queue)
@@ -341,14 +336,10 @@ class CooperativeDriver(Driver):
             elif isinstance(step, Wait):
                 if not self._resting:
                     break
-                self._rouse()
+                self.rouse()
         for queue in self.queues:
             queue.passed = 1  # as in a robot that is made anew and loads this moment
 
     def reopen(self) -> None:
         for queue in self.queues:
             queue.stopped = None
-
-    def join(self, timeout: float | None = None) -> list[Agent]:
-        """Greenlets run to their end in `halt`, so after a stop there are none."""
-        return list(self.agents)

@@ -435,10 +435,6 @@ class ThreadsDriver(Driver):
         self._look()
         return first
 
-    def _rounds(self) -> bool:
-        """Return whether a learning agent is left, so that a round of training ends the iteration."""
-        return self.sync and sum(agent.learns for agent in self.agents) > sum(agent.learns for agent in self.parked)
-
     def iterate(self) -> bool:
         """Run an iteration. Where no round of training ends it, it takes 50 ms. A training batch that its own rule closed before
         everybody came ends it, too."""
@@ -449,7 +445,7 @@ class ThreadsDriver(Driver):
             with self.lock:
                 if self._trained or self.stopping or self._idle():
                     break
-                left = 0.05 if self._rounds() else end - monotonic()
+                left = 0.05 if self.rounds.end_iterations(self.agents, self.parked) else end - monotonic()
                 if self._asked:
                     self._look()  # at the steps of agents that ask nobody
             if left <= 0:

@@ -184,7 +184,8 @@ class Driver(Protocol):
         return
 
     def join(self, timeout: float | None = None) -> list[Any]:
-        """After a stop: whoever has not ended within so many seconds."""
+        """After a stop: whoever has not ended within so many seconds. (Greenlets run to their end in `halt`.)"""
+        return list(self.agents)
 
     def reopen(self) -> None:
         """Takes requests again after a stop."""

@@ -28,6 +28,8 @@ sender asked for with `learn()`: by hand there is no schedule that others keep s
 **Async mode.** An update waits for nobody, unless its rule names `min_rows` or `max_wait`. There are no unrolls; when nobody acts
 and nothing is due, what still waits to be learned from is served as in a round.
 
+**At a stop** (`at_stop`) updates are served as if the run went on until an agent would act. So a run may be divided into many.
+
 **Those who rest.** An agent that asks nothing may rest, so that others have a turn. It goes on when something else was served, or
 when an update waits for it.
 """
@@ -35,11 +37,13 @@ when an update waits for it.
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
-from parl_like.interfaces import LearnerProgress
+from parl_like.interfaces import AgentPort, LearnerProgress
 from parl_like.tasks.queues import RequestQueue
 from parl_like.tasks.tickets import INFINITE, Ticket
+
+Agent = TypeVar("Agent", bound=AgentPort)
 
 
 class Learner(Protocol):
@@ -175,6 +179,17 @@ class Rounds:
                 self.in_round = True
                 return Serve(queue)
         return Wait(now + until)
+
+    def at_stop(self, now: float) -> Serve | None:
+        """Return what is still served after a request to stop: an update, as long as nothing else would come before it; None:
+        nothing, all that waits does so until the run goes on."""
+        step = self.next(now)
+        return step if isinstance(step, Serve) and step.queue.kind == "learn" else None
+
+    def end_iterations(self, agents: Iterable[Agent], parked: Container[Agent]) -> bool:
+        """Return whether rounds end the iterations of a run: in sync mode, as long as somebody learns that is not parked. Else a
+        driver ends them, after so many batches or seconds."""
+        return self.sync and any(agent.learns and agent not in parked for agent in agents)
 
     def due(self, queue: RequestQueue, now: float) -> float:
         """Return the seconds until the queue's oldest batch closes (`RequestQueue.due`); infinity while one is being served."""

@@ -244,7 +244,7 @@ def test_an_agent_whose_place_was_lost_is_still_ended():
     with robot_of(program, 3) as robot, robot.pool.lifecycle.one_thread:
         robot.pool.lifecycle.start()
         driver = robot.pool.driver
-        driver._run_ready()
+        driver.run_ready()
         tickets = robot.wrappers["echo"].predictions.serve()
         assert len(tickets) == 3  # served, and never woken
         robot.pool.lifecycle.halt()

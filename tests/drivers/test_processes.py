@@ -355,9 +355,9 @@ def test_the_others_go_on_while_a_worker_is_replaced(tmp_path):
 
         robot.pool.driver._lost = lost
         steps_of = Counter()
-        counted = robot.pool.driver._count
-        robot.pool.driver._count = lambda worker, notes: (
-            steps_of.update({(worker.number, worker.incarnation): notes.get("steps", 0)}), counted(worker, notes))
+        counted = robot.pool.driver.reports.count
+        robot.pool.driver.reports.count = lambda worker, queues, notes: (
+            steps_of.update({(worker.number, worker.incarnation): notes.get("steps", 0)}), counted(worker, queues, notes))
         robot.run(StopWhen(lambda robot: gone and steps_of[gone[0], 1] > 100 and steps_of[1 - gone[0], 0] > 100))
         assert len(gone) == 1 and steps_of[gone[0], 0] <= 6
 
@@ -377,7 +377,7 @@ def test_a_worker_killed_around_its_request_disturbs_nobody_else(moment, tmp_pat
             killed.append(driver.link.pid(worker))
             driver.link.kill(worker)
 
-    served, waked = driver._serve, driver._wake
+    served, waked = driver._serve, driver.wake
 
     def serve(queue):
         if moment == "queued":
@@ -391,7 +391,7 @@ def test_a_worker_killed_around_its_request_disturbs_nobody_else(moment, tmp_pat
         if moment == "after the reply":
             kill()
 
-    driver._serve, driver._wake = serve, wake
+    driver._serve, driver.wake = serve, wake
     if moment == "in the batch":
         task.algorithm.before = lambda rows: kill()
     with robot:

@@ -150,7 +150,7 @@ def test_parameters_that_come_in_a_pause_neither_end_it_nor_the_run(mode):
         def give(requests=True):
             take_in(requests)
             task.version += 1
-            driver._publish(driver._unpublished())
+            driver.supervisor.publish(driver.publisher.due())
 
         driver._take_in = give
         robot.run()

@@ -320,6 +320,100 @@ def test_a_run_that_begins_anew_is_in_no_round():
     assert not world.rounds.in_round
 
 
+def stopped(world):
+    """What is served once a stop was requested."""
+    served = []
+    while step := world.rounds.at_stop(world.now):
+        tickets = step.queue.serve()
+        world.rounds.served(step.queue)
+        served.append((world.names[step.queue], "".join(ticket.agent.name for ticket in tickets)))
+    return served
+
+
+def all_learn(world):
+    world.ask("ab")
+    world.serve()
+    world.learn("ab")
+
+
+def one_acts_that_is_not_behind(world):
+    all_learn(world)
+    assert [world.serve(), world.serve()] == [("learn t", "ab"), ROUND_DONE]
+    world.ask("ab")
+    world.serve()
+    world.ask("b")
+    world.learn("a")
+
+
+def one_is_behind(world):
+    world.players["a"].steps = 3
+    world.learn("a")
+    world.ask("b")
+
+
+def one_has_an_update_due(world):
+    world.ask("b")
+    world.due("b")
+    world.learn("a")
+
+
+def by_hand_beside_one_that_has_an_update_due(world):
+    world.ask("b")
+    world.due("b")
+    world.learn("a", scheduled=False)
+
+
+def one_has_parked(world):
+    world.due("b")
+    world.park("b")
+    world.learn("a")
+
+
+def nobody_has_asked_to_learn(world):
+    world.ask("ab")
+
+
+def in_the_middle_of_a_round(world):
+    world.learn("a", "u")
+    world.learn("b", "t")
+    assert world.serve() == ("learn t", "b")
+
+
+@pytest.mark.parametrize("events, served", [
+    (all_learn, [("learn t", "ab")]),
+    (one_acts_that_is_not_behind, [("learn t", "a")]),
+    (one_is_behind, []),
+    (one_has_an_update_due, []),
+    (by_hand_beside_one_that_has_an_update_due, [("learn t", "a")]),
+    (one_has_parked, [("learn t", "a")]),
+    (nobody_has_asked_to_learn, []),
+    (in_the_middle_of_a_round, [("learn u", "a")]),
+], ids=lambda value: value.__name__ if callable(value) else "")
+def test_at_a_stop_updates_are_served_up_to_where_an_agent_would_act(events, served):
+    world = World("ab", t=BatchRule(), u=BatchRule())
+    events(world)
+    assert stopped(world) == served
+
+
+def test_at_a_stop_an_update_that_its_rule_closed_goes_before_a_smaller_prediction_and_not_before_a_fuller_one():
+    world = World("abcd", t=BatchRule(min_rows=2))
+    world.learn("ab")
+    world.ask("c")
+    assert stopped(world) == [("learn t", "ab")]
+    world.learn("ab")
+    world.ask("cd")
+    world.due("d")
+    assert stopped(world) == []
+
+
+@pytest.mark.parametrize("sync, learners, parked, ends", [
+    (True, "ab", "", True), (True, "ab", "a", True), (True, "ab", "ab", False), (True, "", "", False), (False, "ab", "", False)])
+def test_rounds_end_the_iterations_of_sync_runs_as_long_as_a_learner_is_left(sync, learners, parked, ends):
+    world = World(learners, "n", sync)
+    players = list(world.players.values())
+    assert world.rounds.end_iterations(players, [player for player in players if player.name in parked]) is ends
+
+
 class Twin:
     """The rules word for word, from the agents' states and the requests that wait; it remembers only who was passed by."""
 

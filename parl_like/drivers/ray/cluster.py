@@ -22,9 +22,10 @@ import torch
 from parl_like.drivers.ray.connection import CONNECTION, packed, said_by_ray, the_ray, unpacked
 from parl_like.drivers.ray.resources import ActorResources, resources_of
 from parl_like.drivers.ray.tasks import RayTask
+from parl_like.drivers.workers.handle import WorkerHandle
 from parl_like.drivers.workers.hosted import HostedDriver
 from parl_like.drivers.workers.processes import Processes
-from parl_like.drivers.workers.supervisor import Link, WorkerHandle
+from parl_like.drivers.workers.supervisor import Link
 from parl_like.drivers.workers.worker import Worker
 from parl_like.process.child import shielded
 from parl_like.tasks.task import ComputationTask

@@ -24,20 +24,22 @@ class BackgroundUpdates:
     """The updates that are being given.
 
     Attributes:
+        tasks: Of the robot.
         running: By the queue that they came from; one of each queue at a time.
         descriptors: File descriptors of which one becomes readable when an update has ended.
     """
 
     def __init__(self) -> None:
+        self.tasks: Sequence[ComputationTask] = ()
         self.running: dict[RequestQueue, Future[tuple[list[Ticket], object]]] = {}
         self.descriptors: list[int] = []
         self._threads: ThreadPoolExecutor | None = None
         self._beside: ThreadPoolExecutor | None = None  # for backward passes that go on at the same time
         self._uncopied: set[str] = set()
 
-    def make_copies(self, tasks: Sequence[ComputationTask]) -> None:
+    def make_copies(self) -> None:
         """Gives tasks that learn copies of their networks, for predictions meanwhile, while none learns."""
-        for task in tasks:
+        for task in self.tasks:
             if task.train and task.serve == "central" and task.acting is None and task.name not in self._uncopied:
                 try:
                     task.publish()
@@ -46,9 +48,14 @@ class BackgroundUpdates:
                     log.warning("task %r: its algorithm cannot be copied (%s: %s), so predictions wait for optimiser steps",
                                 task.name, type(error).__name__, error)
 
-    def give(self, queue: RequestQueue, batch: RequestBatch, tasks: Sequence[ComputationTask],
-             afterwards: Callable[[], object]) -> None:
+    def drop_copies(self) -> None:
+        """Predictions use the networks themselves again, for nothing learns beside them now."""
+        for task in self.tasks:
+            task.acting = None
+
+    def give(self, queue: RequestQueue, batch: RequestBatch, afterwards: Callable[[], object]) -> None:
         """Begins an update. `afterwards` is called in its thread at the end, and `ended` gives what it returned."""
+        tasks = self.tasks
         if self._threads is None:
             # Asking torch for its threads limits a thread's own.
             self._beside = ThreadPoolExecutor(len(tasks), "learn", torch.get_num_threads)

@@ -9,33 +9,30 @@ are the same; async, as soon as something waits.
 from __future__ import annotations
 
 import atexit
-import copy
 import os
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from time import monotonic, perf_counter
 from typing import Any, cast
 
 import numpy as np
 
 from parl_like.agents.agent import Agent
-from parl_like.drivers.messages import ERRORS, Kind, Message, RemoteError, text_of
+from parl_like.drivers.messages import Kind, Message
 from parl_like.drivers.workers.background_updates import BackgroundUpdates
-from parl_like.drivers.workers.proxies import RemoteAgent, TaskProxy
+from parl_like.drivers.workers.handle import WorkerHandle, WorkerStatus
+from parl_like.drivers.workers.proxies import RemoteAgent
+from parl_like.drivers.workers.recipes import Recipes
+from parl_like.drivers.workers.reports import Reports
 from parl_like.drivers.workers.requests import put_request, replies
-from parl_like.drivers.workers.shared_parameters import Publication, Publisher
-from parl_like.drivers.workers.supervisor import LISTEN_S, Link, Supervisor, WorkerHandle
-from parl_like.drivers.workers.worker_agents import COUNTS, Recipe
+from parl_like.drivers.workers.shared_parameters import Publisher
+from parl_like.drivers.workers.supervisor import LISTEN_S, Link, Supervisor
 from parl_like.drivers.workers.worker_states import WorkerStates
-from parl_like.environment.factory import for_elsewhere
-from parl_like.environment.hooks import overridden
 from parl_like.process.child import RestartBudget, readable
 from parl_like.run.agent_pool import AgentPool
 from parl_like.run.driver import CALLED_BY_AGENT, Pool
 from parl_like.tasks.queues import RequestQueue
 from parl_like.tasks.rounds import Learner, RoundDone, Serve, Wait
-from parl_like.tasks.row_slots import Owner, RowSlots
 from parl_like.tasks.tickets import Ticket
 from parl_like.tasks.wrapper import ComputationWrapper
 from parl_like.values.errors import AgentFailed
@@ -60,7 +57,9 @@ class HostedDriver(WorkerStates):
 
     Attributes:
         link: How its workers are begun, heard and ended.
-        agent_restarts: How often an agent began anew in its worker.
+        supervisor: Who begins, hears, watches and replaces them.
+        reports: Where what they say has happened is counted.
+        publisher: Which of them get new parameters.
     """
 
     defaults: Callable[[], Any]
@@ -70,25 +69,27 @@ class HostedDriver(WorkerStates):
         super().__init__(sync, failed)
         self.options = options or self.defaults()
         self.link: Link = self.options.make_link()
-        self.supervisor = Supervisor(self.link, self.options, self._recipe, lambda worker, why: self._lost(worker, why),
-                                     self._agent_failed, sync)
-        self.agent_restarts = 0
+        self.supervisor = Supervisor(self.link, self.options, lambda worker: self._recipes.make(self.pool, worker),
+                                     lambda worker, why: self._lost(worker, why), self._agent_failed, sync)
+        self.reports = Reports(lambda: self.pool, failed)
         self._updates = BackgroundUpdates()
         self.updates = self.rounds.serving = self._updates.running  # queues whose task learns at this moment
         self._owner = 0  # the process that opened the link; 0: it is closed
         self._halting = False  # whether agents are being interrupted
-        self._calling = False  # a hook or a stop condition is being called
         self._known_collecting: bool | str = False  # what the workers know of `collecting`
         self._robots_turn = False  # before paused workers go on
         self._update_replies: list[Ticket] = []  # sync, or between two runs: given when the run goes on
         self._waiting = False  # for the next run
-        self._post_episode: Sequence[Callable[..., None]] = ()  # hooks of ended episodes, and of many steps at once
-        self._post_steps: Sequence[Callable[..., None]] = ()
 
     @property
     def restarts(self) -> int:
         """Return how often workers were restarted."""
         return self.supervisor.restarts
+
+    @property
+    def agent_restarts(self) -> int:
+        """Return how often an agent began anew in its worker."""
+        return self.reports.agent_restarts
 
     # ----------------------------------------------------------------------------------------------------------- making agents
 
@@ -97,59 +98,24 @@ class HostedDriver(WorkerStates):
         assert isinstance(pool, AgentPool)
         self.pool: AgentPool = pool
         like, seeds = pool.maker.make_example(), pool.maker.new_seeds(n)
-        agents = cast(list[Agent], [RemoteAgent(pool, index, like, self.observe) for index, _ in seeds])  # which they stand for
+        stand_ins = [RemoteAgent(pool, index, like, self.reports.observe) for index, _ in seeds]
+        agents = cast(list[Agent], stand_ins)
         options, blocks = self.options, np.array_split(np.arange(n), self.options.count(n))
         self.supervisor.workers = [WorkerHandle(number, [agents[i] for i in block],
                                                 RestartBudget(options.max_restarts, options.period, 0.0))
                                    for number, block in enumerate(blocks)]
-        self._proxies = {name: TaskProxy(task) for name, task in pool.tasks.items()}
-        self._seeds = dict(seeds)
+        self._recipes = Recipes(pool.tasks, dict(seeds), self.sync, options.agent_restarts)
         return agents
-
-    def _recipe(self, worker: WorkerHandle) -> Recipe:
-        """Return what a worker's next process is told."""
-        pool, made_of, proxies = self.pool, self.pool.options, {}
-        root = made_of.seed
-        worker.owner = Owner()  # the rows of the process before are free when nothing that it sent waits any more
-        for name, proxy in self._proxies.items():
-            task = pool.tasks[name]
-            proxies[name] = proxy = copy.copy(proxy)
-            proxy.version, proxy.learns = task.version, task.learns
-            if proxy.source is None and (n := sum(agent.needs.get(name, 0) for agent in worker.agents)):
-                proxy.row_slots = RowSlots(task.row_slots.claim(worker.owner, n), n)
-        again = (worker.incarnation,) if worker.incarnation else ()  # the agents of a new worker do not repeat the old one's luck
-        seeds = [(a.index, self._seeds[a.index].entropy, (*self._seeds[a.index].spawn_key, *again)) for a in worker.agents]
-        return Recipe(
-            worker.name, proxies, for_elsewhere(made_of.env), made_of.agent, made_of.label, pool.mode, self.sync, seeds,
-            (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), pool.trace is not None,
-            self.options.agent_restarts, len(pool.agents), worker.agents[0].n_envs)
 
     def _open(self) -> None:
         if not self._owner:
             self.link.open()
-            self.publisher = Publisher()
+            self.publisher = Publisher(list(self.pool.tasks.values()), self.link.folder)
             self._owner = os.getpid()
             _open.add(self)
 
     def need_local(self, what: str, why: str) -> None:
         raise ValueError(f"{what}: under driver={self.pool.driver_name!r} {why}")
-
-    def observe(self, hooks: list[Any]) -> None:
-        """The robot's hooks, from now on.
-
-        Raises:
-            ValueError: one listens to what happens in the workers.
-        """
-        hooks = [hook for hook in hooks if hook is not self.pool.trace]  # the workers have their own
-        for hook in hooks:
-            heard = [stage for stage in ("pre_episode", "pre_act", "post_act") if overridden([hook], stage)]
-            if heard and not getattr(hook, "counts_only", False):
-                raise ValueError(f"{type(hook).__name__} listens to {', '.join(heard)}, which happen in worker processes; under "
-                                 f"driver={self.pool.driver_name!r} hooks hear "
-                                 "of the experiment and of ended episodes (post_episode). Put the rest into the agent, or use "
-                                 "another driver")
-        self._post_steps = [hook.post_act for hook in hooks if getattr(hook, "counts_only", False)]
-        self._post_episode = overridden(hooks, "post_episode")
 
     # ----------------------------------------------------------------------------------------------------------------- running
 
@@ -159,9 +125,10 @@ class HostedDriver(WorkerStates):
     def start(self, agents: Sequence[Agent], wrappers: Sequence[ComputationWrapper]) -> None:
         self.parked = []
         self._begin(agents, wrappers)
+        self._updates.tasks = [wrapper.task for wrapper in wrappers]
         self._open()
         for worker in self.workers:
-            worker.running = False
+            worker.rest()
             if not worker.taken:
                 worker.budget.clear()
                 self.supervisor.begin(worker)
@@ -182,35 +149,36 @@ class HostedDriver(WorkerStates):
         if not starting:
             return
         if not self.sync and not self.updates:
-            self._updates.make_copies(self._tasks())
-        self._publish(self._unpublished(always=True, to_all=len(starting) == len(self.workers)), starting)
+            self._updates.make_copies()
+        to_all = len(starting) == len(self.workers)
+        self.supervisor.publish(self.publisher.due(always=True, to_all=to_all), starting)
         for worker in starting:
-            worker.running = True
+            worker.become(WorkerStatus.RUNNING)
             self.agents += [agent for agent in worker.agents if agent not in self.agents]
-            self._order_agents("start", worker, worker.agents)
+            self.supervisor.order_agents("start", worker, worker.agents, self.collecting)
 
     def resume(self, agents: Sequence[Agent]) -> None:
         for worker in self.workers:
             mine = [agent for agent in worker.agents if agent in agents and agent in self.parked]
             if mine:
                 self.parked = [agent for agent in self.parked if agent not in mine]
-                self._order_agents("resume", worker, mine)
+                self.supervisor.order_agents("resume", worker, mine, self.collecting)
             others = [agent for agent in worker.agents if agent not in mine and agent not in self.parked]
             if others and worker.running and self.collecting != self._known_collecting:
-                self._order_agents("limit", worker, others)
+                self.supervisor.order_agents("limit", worker, others, self.collecting)
         self._known_collecting = self.collecting
 
     def iterate(self) -> bool:
         """Between pauses of agents with replicas the robot has its turn, too."""
         return super().iterate() or (self._robots_turn and not self.stopping)
 
-    def _run_ready(self) -> None:
+    def run_ready(self) -> None:
         """Waits until all workers wait (sync), or something has waited long enough for them (async); then it is in the queues."""
         had, self._robots_turn = self._robots_turn, False
         if self._update_replies and not self.stopping:
-            replies, self._update_replies = self._update_replies, []
-            self._publish(self._unpublished())  # before the replies, after which the agents act
-            self._reply(replies)
+            answered, self._update_replies = self._update_replies, []
+            self.supervisor.publish(self.publisher.due())  # before the replies, after which the agents act
+            self.supervisor.reply(replies(answered))
         while not self.stopping:
             self._start_agents()
             quiet = all(worker.quiet for worker in self.workers)
@@ -234,8 +202,10 @@ class HostedDriver(WorkerStates):
                 if not self.sync and not self._halting:
                     self._robots_turn = True
                     break
-            elif quiet and (any(queue.rows and queue not in self.updates for queue in self.queues) or not self._coming()):
-                break
+            elif quiet:
+                begins_anew = not self._halting and any(worker.taken and not worker.running for worker in self.workers)
+                if any(queue.rows and queue not in self.updates for queue in self.queues) or not (self.updates or begins_anew):
+                    break
             left = LISTEN_S
             if not self.sync:
                 step = self._next()
@@ -257,7 +227,7 @@ class HostedDriver(WorkerStates):
             ended = not self.supervisor.drain() and bool(told)
         if self.updates:
             for queue, tickets, publications in self._updates.ended():
-                self._publish(publications)
+                self.supervisor.publish(publications)
                 self._answer(queue, tickets)
         if ended or monotonic() - self.supervisor.looked > 0.05:
             self.supervisor.look()
@@ -288,10 +258,6 @@ class HostedDriver(WorkerStates):
         back = [worker.turn_s for worker in self.workers if worker.running and not worker.quiet and 0 < worker.turn_s < cost]
         return 2.0 * max(back, default=0.0)
 
-    def _coming(self) -> bool:
-        """Return whether an update is being given, or a worker is being replaced, whose agents will act again."""
-        return bool(self.updates) or (not self._halting and any(worker.taken and not worker.running for worker in self.workers))
-
     # ---------------------------------------------------------------------------------------------- updates and lost workers
 
     def _lost(self, worker: WorkerHandle, why: str) -> None:
@@ -320,47 +286,19 @@ class HostedDriver(WorkerStates):
             self._pump()
         batch = queue.take()
         if batch is not None:
-            self._updates.give(queue, batch, self._tasks(), self._unpublished)
-
-    def _tasks(self) -> list[Any]:
-        return [queue.task for queue in self.trainings]
-
-    def _unpublished(self, always: bool = False, to_all: bool = True) -> list[Publication]:
-        return self.publisher.due(self._tasks(), self.link.folder, always, to_all)
-
-    def _publish(self, due: Sequence[Publication], workers: Sequence[WorkerHandle] | None = None) -> None:
-        self.supervisor.publish(due, workers)
+            self._updates.give(queue, batch, self.publisher.due)
 
     # ---------------------------------------------------------------------------------------------------------------- messages
 
-    def _order_agents(self, order: str, worker: WorkerHandle, agents: Sequence[Agent]) -> None:
-        """An order to some agents of a worker, with what they may do of steps and episodes; -1: no bound."""
-        def numbers(name: str) -> list[int]:
-            return [-1 if getattr(agent, name) is None else getattr(agent, name) for agent in agents]
-
-        self.supervisor.order(order, [worker], agents=[agent.index for agent in agents], steps=numbers("quota_steps"),
-                    episodes=numbers("quota_episodes"), collecting=self.collecting)
-
     def _agent_failed(self, worker: WorkerHandle, message: Message) -> None:
-        notes = message.notes
-        index, name, text, trace = notes["agent"], notes["type"], text_of(message), text_of(message, "trace")
-        agent = worker.agents[index - worker.agents[0].index] if index >= 0 else worker.agents[0]
-        said = text.removeprefix(f"{agent}: ")
-        if notes["again"]:
-            self.agent_restarts += 1
-            self.supervisor.warn_once(f"{name}: {said}", f"{agent} begins anew after {name}: {text}\n{trace}")
+        if again := self.reports.begun_anew(worker, message):
+            self.supervisor.warn_once(*again)
             return
-        if name in ERRORS and name != "ValueError":
-            error: BaseException = ERRORS[name](text)
-        else:
-            what = f"{agent}: run_one_episode" if index >= 0 else f"{worker}: building its agents"
-            error = AgentFailed(f"{what} raised {name}: {said}")
-        error.__cause__ = RemoteError(f"in {worker}:\n{trace}")
-        if index < 0:  # those that are still being built would fail likewise, and tell it to the next run
+        if message.notes["agent"] < 0:  # those that are still being built would fail likewise, and tell it to the next run
             for other in self.workers:
                 if other.taken and not other.up:
                     self.supervisor.end(other)
-        self._failed(agent, error)
+        self._failed(*self.reports.error_of(worker, message))
 
     def _take_in(self, requests: bool = True) -> None:
         """Counts what has happened and puts requests into the queues, in the order of the workers; those first whose last request
@@ -375,43 +313,10 @@ class HostedDriver(WorkerStates):
                 if message.kind is Kind.EVENT:
                     self._note_events(worker, message)
                 if "turn" in message.notes:
-                    self._count(worker, message.notes)
+                    self.reports.count(worker, self.queues, message.notes)
                 if requests and message.kind is not Kind.EVENT:
                     if answered := put_request(self.pool.wrappers, self.link, worker, message):
-                        self._wake(answered)
-
-    def _count(self, worker: WorkerHandle, notes: Mapping[str, Any]) -> None:
-        """Count what the agents of a worker have done in a turn, and what its queues have."""
-        pool, agent = self.pool, worker.agents[0]
-        for queue in self.queues:
-            counters = queue.counters
-            for name, n in zip(COUNTS, notes.get(f"{queue.kind} {queue.task.name}", ()), strict=False):
-                setattr(counters, name, getattr(counters, name) + n)
-            if queue.kind == "learn" and (rows := notes.get(f"rows {queue.task.name}")):
-                pool.statistics.count_rows(queue.task.name, *rows)
-        pool.take_over(notes)
-        if "steps" in notes:
-            if agent.env is not None:
-                agent.env.time_steps += notes["time"]
-            pool.statistics.env_steps += notes["steps"]
-            with self._called(agent):
-                for call in self._post_steps:
-                    call(agent)
-                if pool.should_stop is not None and pool.should_stop(pool.robot):
-                    pool.request_stop()
-        if "stop" in notes:
-            pool.request_stop()
-
-    @contextmanager
-    def _called(self, agent: Agent) -> Iterator[None]:
-        """Around calls of hooks and stop conditions, whose errors are as if the agent had raised them."""
-        self._calling = True
-        try:
-            yield
-        except BaseException as error:  # noqa: BLE001  as in an agent
-            self._failed(agent, error)
-        finally:
-            self._calling = False
+                        self.wake(answered)
 
     def _note_events(self, worker: WorkerHandle, message: Message) -> None:
         """Which agents have parked or ended, their steps, and episodes that have ended."""
@@ -427,20 +332,9 @@ class HostedDriver(WorkerStates):
                     self.parked.remove(agent)
         for agent, steps in zip(worker.agents, notes.get("agent_steps", ()), strict=False):
             agent.steps = steps
-        columns = dict(message.arrays)
-        parts = iter(columns.pop("parts", ()))
-        for index, env, episode_return, length in zip(*(column.tolist() for column in columns.values()), strict=True):
-            value = np.array(episode_return) if isinstance(episode_return, list) else episode_return
-            if index < 0:
-                self.pool.statistics.count_episode(env, value, length, next(parts, ()))
-                continue
-            agent = worker.agents[index - worker.agents[0].index]
-            agent.env.episode_return, agent.env.episode_length, agent.env.env_index = value, length, env
-            with self._called(agent):
-                for call in self._post_episode:
-                    call(agent, False)
+        self.reports.count_episodes(worker, message.arrays)
 
-    def _wake(self, tickets: list[Ticket]) -> None:
+    def wake(self, tickets: list[Ticket]) -> None:
         """In sync mode those who learn hear when the run goes on: agents would act at once, some before and some after what comes
         between."""
         for ticket in tickets:
@@ -450,10 +344,7 @@ class HostedDriver(WorkerStates):
         if (self.sync or self._waiting) and tickets and tickets[0].queue is not None and tickets[0].queue.kind == "learn":
             self._update_replies += tickets
         else:
-            self._reply(tickets)
-
-    def _reply(self, tickets: list[Ticket]) -> None:
-        self.supervisor.reply(replies(tickets))
+            self.supervisor.reply(replies(tickets))
 
     # ------------------------------------------------------------------------------------------------------------------ ending
 
@@ -467,12 +358,11 @@ class HostedDriver(WorkerStates):
             self.supervisor.order("stop")
             while self.updates:  # as everywhere, an update that has begun is finished
                 self._pump()
-            for task in self._tasks():
-                task.acting = None  # nothing learns beside predictions now
+            self._updates.drop_copies()
             self._until_quiet(STOP_PATIENCE)
             self._take_in(requests=False)
             for worker in self.workers:
-                worker.running = False
+                worker.rest()
             self.agents.clear()
             self.parked.clear()
         else:
@@ -485,7 +375,7 @@ class HostedDriver(WorkerStates):
                 self._halting = False
             for worker in self.workers:
                 worker.divided = False
-            self._publish(self._unpublished(always=True))  # as in a robot that is made anew and loads this moment
+            self.supervisor.publish(self.publisher.due(always=True))  # as in a robot that is made anew and loads this moment
             self.supervisor.order("settle")
             self._until_quiet(60.0, again=True)
             self._take_in(requests=False)
@@ -514,17 +404,16 @@ class HostedDriver(WorkerStates):
                     self._serve(queue)
             while self.updates:
                 self._pump()
-            for task in self._tasks():
-                task.acting = None  # nothing learns beside predictions now
+            self._updates.drop_copies()
         self.stopping = False
         return []
 
     def go_on(self) -> None:
         self._waiting = False
         if not self.sync:
-            self._updates.make_copies(self._tasks())
+            self._updates.make_copies()
         # Somebody may have changed them meanwhile. Those that lag are sent when their time has come.
-        self._publish(self._unpublished(always=all(task.sync_every == 1 for task in self._tasks())))
+        self.supervisor.publish(self.publisher.due(always=self.publisher.follows_every_step()))
 
     def _until_quiet(self, seconds: float, again: bool = False) -> None:
         """Waits until the workers have obeyed; one that does not in time is ended, and replaced at once (`again`) or at the next
@@ -546,7 +435,7 @@ class HostedDriver(WorkerStates):
 
     def refuse_agents(self) -> None:
         """The callers that would wait for themselves are hooks and stop conditions here."""
-        if self._calling:
+        if self.reports.calling:
             raise RuntimeError(CALLED_BY_AGENT)
 
     def close(self) -> None:

@@ -15,8 +15,9 @@ import psutil
 import zmq
 
 from parl_like.drivers.workers import shared_rows
+from parl_like.drivers.workers.handle import WorkerHandle
 from parl_like.drivers.workers.hosted import HostedDriver
-from parl_like.drivers.workers.supervisor import Link, WorkerHandle
+from parl_like.drivers.workers.supervisor import Link
 from parl_like.process.child import Child, readable, shielded
 from parl_like.process.fork_server import ForkServer
 from parl_like.values.spec import Array, Spec

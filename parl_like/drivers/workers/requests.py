@@ -9,7 +9,8 @@ from typing import cast
 import numpy as np
 
 from parl_like.drivers.messages import Kind, Message, pack_error
-from parl_like.drivers.workers.supervisor import Link, WorkerHandle
+from parl_like.drivers.workers.handle import WorkerHandle
+from parl_like.drivers.workers.supervisor import Link
 from parl_like.interfaces import ActingAgent
 from parl_like.tasks.row_slots import Owner
 from parl_like.tasks.tickets import Ticket, joined

@@ -64,30 +64,35 @@ Publication = tuple[str, dict[str, Any], dict[str, Array]]
 
 
 class Publisher:
-    """When replicas in the workers get the parameters of their task, and by which way."""
+    """When replicas in the workers get the parameters of their task, and by which way.
 
-    def __init__(self) -> None:
+    Args:
+        tasks: Of the robot.
+        folder: Where memory lies that the workers share; empty: they share none.
+    """
+
+    def __init__(self, tasks: Sequence[ComputationTask], folder: str) -> None:
+        self._tasks, self._folder = tasks, folder
         self._versions: dict[str, int] = {}
         self._areas: dict[str, Parameters | None] = {}
         self._numbers = 0
 
-    def due(self, tasks: Sequence[ComputationTask], folder: str, always: bool = False, to_all: bool = True) -> list[Publication]:
+    def due(self, always: bool = False, to_all: bool = True) -> list[Publication]:
         """Return what is to be sent of tasks whose replicas are `sync_every` optimiser steps behind.
 
         Args:
-            folder: Where memory lies that the workers share; empty: they share none.
             always: Also of those that are not.
             to_all: All workers are to get it; else only some, and the others are as far behind as they were.
         """
         out: list[Publication] = []
-        for task in tasks:
+        for task in self._tasks:
             if task.serve != "replica" or not (always or task.version - self._versions.get(task.name, 0) >= task.sync_every):
                 continue
             with task.lock:
                 if to_all:
                     self._versions[task.name] = task.version
                 notes = {"version": task.version, "updates": task.algorithm.updates}
-                area = self._area(task, folder)
+                area = self._area(task)
                 if area is None:
                     out.append((task.name, notes, pack_state(task.networks_state(acting=True))))
                 else:
@@ -96,13 +101,17 @@ class Publisher:
                     out.append((task.name, {**notes, "number": self._numbers}, {}))
         return out
 
-    def _area(self, task: ComputationTask, folder: str) -> Parameters | None:
+    def follows_every_step(self) -> bool:
+        """Return whether every task's replicas get the parameters of every optimiser step."""
+        return all(task.sync_every == 1 for task in self._tasks)
+
+    def _area(self, task: ComputationTask) -> Parameters | None:
         """Shared memory for its parameters; None: they go in messages, for they are small, or there is no such memory."""
         if task.name not in self._areas:
             like = tensors_of(task.networks_state(acting=True))
             large = sum(tensor.numel() * tensor.element_size() for tensor in like.values()) >= LARGE
             try:
-                self._areas[task.name] = Parameters(folder, task.name, like) if large and folder else None
+                self._areas[task.name] = Parameters(self._folder, task.name, like) if large and self._folder else None
             except OSError:  # no room
                 self._areas[task.name] = None
         return self._areas[task.name]

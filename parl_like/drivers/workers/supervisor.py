@@ -1,10 +1,9 @@
-"""The workers of a robot as it knows them (`WorkerHandle`), how their messages travel (`Link`), and who replaces those that end,
-hang or grow too large (`Supervisor`)."""
+"""Link: the way of messages to and from workers; Supervisor: hears them, and replaces those that end, hang or grow too large."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from time import monotonic
 from typing import Any, Protocol
@@ -13,10 +12,9 @@ import numpy as np
 
 from parl_like.agents.agent import Agent
 from parl_like.drivers.messages import Kind, Message, WireError, pack, unpack, unpack_state
+from parl_like.drivers.workers.handle import WorkerHandle, WorkerStatus
 from parl_like.drivers.workers.shared_parameters import Publication
-from parl_like.interfaces import LearnerProgress
-from parl_like.process.child import RestartBudget, shielded
-from parl_like.tasks.row_slots import Owner
+from parl_like.process.child import shielded
 from parl_like.values.spec import Array, Spec
 
 SLOW_TIMES, SLOW_SECONDS = 10.0, 0.05
@@ -26,87 +24,6 @@ LISTEN_S = 0.5
 """Seconds that the robot waits for messages at most before it looks after its workers."""
 
 log = logging.getLogger("parl_like.processes")
-
-
-class WorkerHandle:
-    """A worker's agents, the process that runs them now, and what was sent to it.
-
-    Attributes:
-        incarnation: How often its process has been replaced; −1 before the first.
-        owner: Of the rows that tasks keep for its process's agents; its requests hold it, too.
-        taken: A process has been begun and has not ended.
-        up: It has said hello.
-        running: Its agents have been started.
-        paused: Its agents could go on without the robot, which has its turn first.
-        acting: `Agent.pace` of those of its learning agents that did not wait for updates at its last turn, as of one.
-        outbox: Messages to it that were not delivered yet: kind, parts.
-        sent, seen: Messages to it, with those, and how many of them it had taken in at its last turn.
-        silent: Seconds since it last said something, or began to owe it, in which the robot listened.
-        owes: Since when it has owed a turn. pace: Seconds of a turn, a running mean. slow: It has been called slow.
-        divided: Its last request for predictions went into more than one batch.
-        turn_s: Seconds of a turn by the worker's own clock, a running mean of the last few.
-    """
-
-    def __init__(self, number: int, agents: list[Agent], budget: RestartBudget) -> None:
-        self.number, self.agents, self.budget = number, agents, budget
-        self.incarnation = -1
-        self.owner = Owner()
-        self.inbox: deque[Message] = deque()
-        self.states: deque[Any] = deque()
-        self.outbox: list[tuple[Kind, dict[str, Any]]] = []
-        self.taken = False
-        self.reset()
-
-    def reset(self) -> None:
-        """Its process is new, or has ended."""
-        self.up = self.running = self.paused = self.slow = self.divided = False
-        self.sent = self.seen = 0
-        self.silent = self.owes = self.pace = self.turn_s = 0.0
-        self.acting: list[int] = []
-        self.inbox.clear()
-        self.states.clear()
-        self.outbox.clear()
-
-    @property
-    def name(self) -> str:
-        """Return a name that no other process of this robot has or had."""
-        return f"{self.number}.{self.incarnation}"
-
-    @property
-    def owing(self) -> bool:
-        """It has not taken in all that it was sent."""
-        return self.up and self.seen != self.sent
-
-    @property
-    def quiet(self) -> bool:
-        """Its agents all wait, or are not there."""
-        return not self.running or self.seen == self.sent
-
-    @property
-    def busy(self) -> bool:
-        """Its agents run, or will."""
-        return self.running and (self.paused or not self.quiet)
-
-    @property
-    def learns(self) -> bool:
-        """Say whether an agent of it may come to learn before it is answered, for `parl_like.tasks.rounds`."""
-        return bool(self.acting) or self.busy
-
-    def progress(self) -> LearnerProgress | None:
-        """Return that of its agents that learn and act, as of one; None: there are none."""
-        return LearnerProgress(self.acting[0], bool(self.acting[1])) if self.acting else None
-
-    def heard_turn(self, notes: Mapping[str, Any]) -> None:
-        """It has taken in so many messages, and its agents wait again."""
-        self.seen, self.paused, self.acting = notes["turn"], "paused" in notes, notes.get("pace", [])
-        if self.seen:  # the first turn was asked for by nobody
-            took = monotonic() - self.owes
-            self.pace = 0.98 * self.pace + 0.02 * took if self.pace else took
-            own = notes["took"]  # without the time that its message waited here
-            self.turn_s = 0.8 * self.turn_s + 0.2 * own if self.turn_s else own
-
-    def __str__(self) -> str:
-        return f"worker {self.number} (agents {self.agents[0].index} to {self.agents[-1].index})"
 
 
 class Link(Protocol):
@@ -190,7 +107,7 @@ class Supervisor:
         recipe = self._recipe(worker)
         with shielded():  # a worker that nobody knew of would never be ended
             self._link.begin(worker, recipe)
-            worker.taken = True
+            worker.become(WorkerStatus.STARTING)
 
     def _put(self, worker: WorkerHandle, kind: Kind, parts: dict[str, object]) -> None:
         """A message (`parl_like.drivers.messages.pack`) to a worker that is up, which `deliver` sends."""
@@ -230,6 +147,14 @@ class Supervisor:
             self._put(worker, Kind.ORDER, {"notes": {"order": order, **notes}, "arrays": arrays or {}})
         self._have_put()
 
+    def order_agents(self, order: str, worker: WorkerHandle, agents: Sequence[Agent], collecting: bool | str) -> None:
+        """An order to some agents of a worker, with what they may do of steps and episodes; -1: no bound."""
+        def numbers(name: str) -> list[int]:
+            return [-1 if getattr(agent, name) is None else getattr(agent, name) for agent in agents]
+
+        self.order(order, [worker], agents=[agent.index for agent in agents], steps=numbers("quota_steps"),
+                   episodes=numbers("quota_episodes"), collecting=collecting)
+
     def reply(self, replies: Iterable[tuple[WorkerHandle, Kind, dict[str, object]]]) -> None:
         """Answers requests of workers."""
         for worker, kind, parts in replies:
@@ -268,7 +193,9 @@ class Supervisor:
         message = unpack(frames)
         notes = message.notes
         if message.kind is Kind.HELLO:
-            worker.up = True
+            if worker.up:
+                raise WireError("a second hello")
+            worker.become(WorkerStatus.READY)
             if self._ends:
                 self.order("move_ends", [worker], **self._ends)
         elif message.kind is Kind.STATE:
@@ -340,7 +267,7 @@ class Supervisor:
         """The worker is over."""
         with shielded():
             self._link.forget(worker)
-            worker.taken = False
+            worker.become(WorkerStatus.ENDED)
             worker.reset()
 
     def warn_once(self, cause: str, text: str) -> None:

@@ -106,8 +106,8 @@ class Worker:
         if self.seen == self.turned or self.more:
             return False  # only parameters have come, or some of several replies
         if not self.resting:
-            driver._rouse()
-        driver._run_ready()
+            driver.rouse()
+        driver.run_ready()
         here, batches = driver.waiting_here(), driver.batches()
         paused = driver.rests() or bool(here) and (self.rounds == ROUNDS or self.resting)
         held = bool(here) and not paused and not self.recipe.sync and driver.answers_come()
@@ -115,7 +115,7 @@ class Worker:
             self.rounds += 1
             for request, queue, batch in batches:
                 self._ask(request, queue, batch, {})
-            driver._wake(max(here, key=lambda queue: queue.rows).serve())
+            driver.wake(max(here, key=lambda queue: queue.rows).serve())
             if monotonic() - self.spoke > SIGN_OF_LIFE:
                 self.send(Kind.EVENT)
             return True

@@ -156,7 +156,7 @@ class RemoteDriver(CooperativeDriver):
                     ticket.out, ticket.version = result, message.notes["version"]
         queue.counters.late += queue.count_late(tickets)
         queue.recycle(batch)
-        self._wake(tickets)
+        self.wake(tickets)
 
     def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Agent]:
         if signal == "stop":
@@ -164,7 +164,7 @@ class RemoteDriver(CooperativeDriver):
                 queue.recycle(batch)  # the robot has no eye on it any more
                 for ticket in batch.tickets:
                     ticket.error = Stopped(f"{ticket.agent}, task {queue.task.name!r}: the robot stopped")
-                self._wake(batch.tickets)
+                self.wake(batch.tickets)
             self.sent.clear()
             return super().halt(agents, signal, patience)
         for agent in agents:

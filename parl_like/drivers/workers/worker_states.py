@@ -8,7 +8,8 @@ from typing import Any
 
 from parl_like.drivers.cooperative import CooperativeDriver
 from parl_like.drivers.messages import pack_state
-from parl_like.drivers.workers.supervisor import Supervisor, WorkerHandle
+from parl_like.drivers.workers.handle import WorkerHandle
+from parl_like.drivers.workers.supervisor import Supervisor
 from parl_like.run.agent_pool import AgentPool
 from parl_like.run.driver import same_agents
 from parl_like.run.robot_state import WORKERS
