@@ -97,6 +97,9 @@ def vtrace(
 
     Returns:
         v [T, B], the targets of the value function, and A [T, B], the weights of ∇ log π.
+
+    Raises:
+        ValueError: not 0 ≤ c_bar ≤ rho_bar, `lam` is outside [0, 1], or shapes differ. TypeError: `last` is not bool.
     """
     if not 0.0 <= c_bar <= rho_bar:
         raise ValueError(f"vtrace: `c_bar` is {c_bar} and `rho_bar` {rho_bar}; expected 0 ≤ c_bar ≤ rho_bar")
@@ -120,6 +123,10 @@ def next_values(value: ArrayLike, last: ArrayLike, boot: ArrayLike) -> Array:
 
     Returns:
         [T] of the dtype of `value`.
+
+    Raises:
+        ValueError: `value` and `last` are not both [T], the final row is not last, or `boot` has not one entry per last row.
+        TypeError: `last` is not bool.
     """
     values, boots = np.asarray(value), np.asarray(boot)
     cuts = _flags("next_values", last)

@@ -64,7 +64,7 @@ def torch_rng_state(generator: torch.Generator) -> Array:
 
 
 def set_torch_rng_state(generator: torch.Generator, state: Array) -> None:
-    """Put a torch generator into a state of `torch_rng_state`.
+    """Put a torch generator into a state of `torch_rng_state`, uint8 [n].
 
     A state of another device cannot be continued: the generator begins with a seed that is made of it, and a warning says so.
 

@@ -257,6 +257,7 @@ def require_built(module: nn.Module) -> None:
 
 
 def has_unbuilt(module: nn.Module) -> bool:
+    """Return whether a part of the module makes its parameters only at its first call."""
     return any(isinstance(part, LayerFunc) and part.in_size is None for part in module.modules())
 
 

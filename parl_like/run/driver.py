@@ -77,7 +77,7 @@ class Driver(Protocol):
     def waiter(self) -> Any:
         """A fresh object for one ticket's waiting."""
 
-    def put(self, queue: RequestQueue, ticket: Ticket, values: Any, wait: bool) -> None:
+    def put(self, queue: RequestQueue, ticket: Ticket, values: object, wait: bool) -> None:
         """Queues the request and, with `wait`, returns when it is served; raises `ticket.error`, and `WrongCaller` at once."""
 
     def wait(self, ticket: Ticket) -> None:

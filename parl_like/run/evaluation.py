@@ -152,7 +152,7 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
         return Episodes(returns, lengths, idxs, pool.env_steps - steps_before, perf_counter() - begin, infos, cut=cut)
 
 
-def final_info(env: Any) -> dict[str, Any]:
+def final_info(env: Any) -> dict[str, object]:
     """Return what an agent's environment said with the last step of the episode that has just ended; of a vector environment,
     the part of the one whose episode it was."""
     info: dict[str, Any] = env.last[5]

@@ -444,7 +444,7 @@ class Robot(Counted):
         self.pool.lifecycle.cut()
         self.statistics.warn_of_cuts()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, object]:
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""
         return self._state.whole()
 

@@ -77,11 +77,11 @@ class RobotState:
     def __init__(self, robot: RobotPort) -> None:
         self._robot = robot
 
-    def whole(self) -> dict[str, Any]:
+    def whole(self) -> dict[str, object]:
         """See `Robot.state_dict`."""
         return {**self._robot.pool.driver.state_dict(), **self.acting()}
 
-    def acting(self) -> dict[str, Any]:
+    def acting(self) -> dict[str, object]:
         """See `Robot.acting_state`."""
         robot = self._robot
         out: dict[str, Any] = {key: part.state_dict() for key, part in self._parts().items()}
@@ -93,7 +93,7 @@ class RobotState:
         }
         return out
 
-    def load(self, state: Mapping[str, Any]) -> None:
+    def load(self, state: Mapping[str, object]) -> None:
         """See `Robot.load_state_dict`."""
         robot = self._robot
         if isinstance(state, Mapping):
@@ -122,7 +122,7 @@ class RobotState:
                 raise _no_state(error) from _other(error)
             raise
 
-    def _check_kinds(self, state: Mapping[str, Any]) -> None:
+    def _check_kinds(self, state: Mapping[str, object]) -> None:
         """Refuse other algorithms; first, since of another one all else differs, too."""
         tasks = {f"task.{name}": task for name, task in self._robot.tasks.items()}
         if tasks.keys() == {key for key in state if key.startswith("task.")}:

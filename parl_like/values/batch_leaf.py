@@ -28,21 +28,24 @@ NUMBERS = (int, float, complex, np.number, np.bool_)
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    # Nobody can hold a tensor before torch is imported, so this file need not import it.
+    """Return whether this is a torch tensor. Nobody can hold one before torch is imported, so it is not imported here."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
 
 def is_distribution(value: object) -> TypeGuard[torch.distributions.Distribution]:
+    """Return whether this is a torch distribution; torch is not imported for it."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.distributions.Distribution)
 
 
 def is_array(value: object) -> bool:
+    """Return whether this is a number, an array or a tensor: a leaf with rows, or one number for all of them."""
     return isinstance(value, (np.ndarray, np.generic, *NUMBERS)) or is_tensor(value)
 
 
 def object_array(values: Sequence[object]) -> Array:
+    """Return the values as they are in an array [len(values)] of dtype object."""
     out = np.empty(len(values), object)
     for i, value in enumerate(values):  # one by one: numpy would look into them
         out[i] = value
@@ -50,7 +53,11 @@ def object_array(values: Sequence[object]) -> Array:
 
 
 def stacked(values: Sequence[Any]) -> Leaf:
-    """The values of several rows as one leaf: a tensor of tensors, an array of what numpy takes, else an array of objects."""
+    """Return the values of N rows as one leaf [N, …]: a tensor of tensors, an array of what numpy takes, else one of objects.
+
+    Raises:
+        TypeError: tensors of several shapes.
+    """
     tensors = [is_tensor(value) for value in values]
     if all(tensors) and tensors:
         shapes = {tuple(value.shape) for value in values}
@@ -171,7 +178,11 @@ def blank(value: Leaf, rows: int | None = None) -> Leaf:
 
 
 def join_leaves(name: str, values: Sequence[Leaf], axis: int, new_axis: bool) -> Leaf:
-    """`stack` or `concatenate`, of arrays or of tensors; `name` is the field's, for messages."""
+    """Return the `stack` (with `new_axis`) or `concatenate` of arrays or tensors; `name` is the field's, for messages.
+
+    Raises:
+        TypeError: some are tensors and some are not. ValueError: their shapes or dtypes do not fit.
+    """
     tensors = [is_tensor(value) for value in values]
     if any(tensors) and not all(tensors):
         raise TypeError(f"Batch: field {name!r} is a tensor in some parts and not in others; call to_torch() or to_numpy() first")
@@ -187,6 +198,8 @@ def join_leaves(name: str, values: Sequence[Leaf], axis: int, new_axis: bool) ->
 
 
 def to_numpy(value: Leaf, copy: bool = False) -> Leaf:
+    """Return a tensor as an array on the CPU, bfloat16 as float32, anything else as it is; with `copy`,
+    arrays in memory of their own."""
     if is_tensor(value):
         import torch
 

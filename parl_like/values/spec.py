@@ -46,10 +46,11 @@ class Spec:
         return Spec(self.name, self.shape, self.dtype, self.low, self.high, owner)
 
     def zeros(self, rows: int) -> Array:
+        """Return zeros [rows, *shape] of this dtype."""
         return np.zeros((rows, *self.shape), self.dtype)
 
     def legal(self, rows: int) -> Array:
-        """Rows that the bounds allow, 0 where they do: what a network can be tried out with."""
+        """Return rows [rows, *shape] of this dtype that the bounds allow, 0 where they do, for trials of a network."""
         zeros = self.zeros(rows)
         return zeros if self.low is None else np.clip(zeros, self.low, self.high).astype(self.dtype)
 

@@ -23,7 +23,7 @@ def is_part(name: str, key: str) -> bool:
 
 
 def as_array(value: object) -> Array:
-    """Numbers, an array or a tensor as an array."""
+    """Return numbers, an array or a tensor of any shape as an array of the same shape and dtype."""
     return np.asarray(value.detach().cpu() if hasattr(value, "detach") else value)
 
 

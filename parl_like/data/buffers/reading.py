@@ -205,6 +205,9 @@ class Lanes(Buffer, Guarded):
         Returns:
             Positions [N, burn_in + length], and [N, burn_in + length] bool: False where the episode or the lane has no such row;
             there the nearest one stands.
+
+        Raises:
+            ValueError: `length` is below 1, or `burn_in` below 0.
         """
         if length < 1 or burn_in < 0:
             raise ValueError(f"sequences: length is {length}, burn_in {burn_in}; expected at least 1 and 0")
@@ -221,6 +224,9 @@ class Lanes(Buffer, Guarded):
             rew [N, n] (vector reward [N, n, …]): rew[i, k] of the k-th row from `indices[i]`, 0 after the end.
             valid [N] int: rows followed, this one included; fewer than n where the episode or the lane ended.
             last_index [N]: position of the last of them, whose obs_next is the state to bootstrap from.
+
+        Raises:
+            ValueError: `n` is below 1, or the buffer has no field `rew`.
         """
         if n < 1:
             raise ValueError(f"n_step: n is {n}; expected at least 1")

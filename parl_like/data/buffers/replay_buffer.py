@@ -332,7 +332,8 @@ class ReplayBuffer(Lanes):
     def truncate_open(self, lane: int) -> bool:
         """Marks the newest row of a lane as truncated, for an episode that will not go on, and forgets its open statistics.
 
-        Returns whether a row was marked: not if the lane is empty or its newest row ends an episode already.
+        Returns whether a row was marked: not if the lane is empty or its newest row ends an episode already. Raises ValueError
+        where there is no such lane.
         """
         if not 0 <= lane < self.n_lanes:
             raise self._no_lane(lane)
@@ -374,7 +375,11 @@ class ReplayBuffer(Lanes):
             self._bind()
 
     def clear_lane(self, lane: int) -> None:
-        """Drops the rows of one lane; statistics of its open episode go on counting."""
+        """Drops the rows of one lane; statistics of its open episode go on counting.
+
+        Raises:
+            ValueError: there is no such lane.
+        """
         if not 0 <= lane < self.n_lanes:
             raise self._no_lane(lane)
         self._ring.clear(lane)

@@ -235,7 +235,7 @@ class UntransformedTimeStep(Transform):
 
 
 def obs_names(transform: Transform, fields: Fields) -> tuple[str, ...]:
-    """Checked names of observation leaves."""
+    """Return the names of observation leaves as a tuple. Raises ValueError for one that is not `obs` or `obs.<name>`."""
     names = (fields,) if isinstance(fields, str) else tuple(fields)
     for name in names:
         if name != "obs" and not name.startswith("obs."):
@@ -245,10 +245,12 @@ def obs_names(transform: Transform, fields: Fields) -> tuple[str, ...]:
 
 
 def next_name(name: str) -> str:
+    """Return the name of the same leaf after the action: obs.image → obs_next.image."""
     return "obs_next" + name[len("obs") :]
 
 
 def leaf_of(transform: Transform, obs: Mapping[str, Leaf], name: str) -> Leaf:
+    """Return the leaf `name` of a flat observation, of whatever shape. Raises ValueError where there is none."""
     if name not in obs:
         raise transform.error(name, f"one of {', '.join(obs)}", "an unknown name")
     return obs[name]

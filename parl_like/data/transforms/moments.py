@@ -61,10 +61,12 @@ class Moments:
 
     @property
     def mean(self) -> float | Array:
+        """Return the mean in use, [*shape] float64; 0 before the first batch."""
         return self._total[0]
 
     @property
     def std(self) -> float | Array:
+        """Return the standard deviation in use, [*shape] float64, at least 1e-4; 1 before the first batch."""
         return self._total[1]
 
     def normalize(self, x: Array, clip: float | None = None, center: bool = True) -> Array:

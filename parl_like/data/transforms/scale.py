@@ -23,11 +23,11 @@ class ObservationTransform(Transform):
         self.fields = obs_names(self, fields)
 
     def apply(self, name: str, x: Array) -> Array:
-        """The field `name` of N rows, [N, …], transformed."""
+        """Return the field `name` of N rows, [N, …], transformed. Subclasses write it."""
         raise NotImplementedError(f"{type(self).__name__}: write apply(self, name, x), the field transformed, [N, …]")
 
     def box(self, name: str, space: gym.spaces.Box) -> gym.spaces.Box:
-        """The space of the field `name` behind the transform."""
+        """Return the space of the field `name` behind the transform, of the shape and dtype of what `apply` returns."""
         raise NotImplementedError(f"{type(self).__name__}: write box(self, name, space), the Box of what apply returns")
 
     def space(self, space: gym.Space[object]) -> gym.Space[object]:
@@ -101,7 +101,7 @@ class RewardTransform(Transform):
     """Treats each reward alone. Subclasses give `apply`."""
 
     def apply(self, rew: Array) -> Array:
-        """Rewards of any shape, transformed."""
+        """Return rewards of any shape, transformed, in the same shape. Subclasses write it."""
         raise NotImplementedError(f"{type(self).__name__}: write apply(self, rew), rewards of the same shape")
 
     def reward(self, rew: Array) -> Array:
@@ -161,6 +161,7 @@ FunctionalRewardTransformer = FunctionalReward
 
 
 def check_bounds(transform: Transform, low: float, high: float) -> None:
+    """Raise ValueError unless `low` is below `high`."""
     if not low < high:
         raise transform.error("low", f"below high, {high}", low)
 

@@ -67,7 +67,7 @@ class Explorer(Guarded):
         raise TypeError(f"{type(self).__name__} has a noise spec but no draw()")
 
     def greedy(self) -> float | Array:
-        """The noise of one row that takes the best action."""
+        """Return the noise of one row that takes the best action: a number, or an array of the shape of `noise`."""
         return np.full(self.noise.shape, GREEDY) if self.noise and self.noise.shape else GREEDY
 
     def act(self, out: Mapping[str, Array], noise: Any) -> dict[str, Array]:
@@ -86,6 +86,7 @@ class Explorer(Guarded):
 
 
 def read(out: Mapping[str, Array], name: str, explorer: Explorer) -> Array:
+    """Return an output of the prediction, [N, …]. Raises ValueError where it has none of this name."""
     if name not in out:
         raise ValueError(lacks(explorer, name, out))
     return out[name]

@@ -85,7 +85,7 @@ class SquashedGaussian(Gaussian):
 
 
 def log_slope(u: torch.Tensor) -> torch.Tensor:
-    """log of the derivative of tanh at u."""
+    """Return log of the derivative of tanh at u, in the shape and dtype of u."""
     return 2.0 * (math.log(2.0) - u - F.softplus(-2.0 * u))
 
 
