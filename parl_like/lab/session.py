@@ -33,6 +33,7 @@ from parl_like.lab.runs.rundir import RunDir, State, logged
 from parl_like.lab.text import escaped, printer
 from parl_like.lab.yaml_text import UsageError
 from parl_like.run.diagnosis import refuse_divergence
+from parl_like.run.evaluation import hold_still
 from parl_like.values.errors import Diverged, without_trace
 from parl_like.values.user_calls import users_lines
 
@@ -342,7 +343,7 @@ class Session:
     def _evaluate(self, signals: Signals) -> dict[str, float]:
         """Numbers of an evaluation, always with the same seeds. A signal ends it at its next step."""
         struck = StopWhen(lambda _: bool(signals.received))
-        self.robot.evaluator.hold_still()
+        hold_still(self.robot)
         episodes, seed = evaluation_episodes(self.experiment, self.config), evaluation_seed(self.config)
         return self.robot.evaluate(episodes=episodes, seed=seed, stop=struck).numbers()
 

@@ -163,6 +163,13 @@ def final_info(env: Any) -> dict[str, object]:
     return {key: told[key][i] for key, has in given.items() if has is None or has[i]}
 
 
+def hold_still(robot: RobotPort) -> None:
+    """Let nothing learn from here to the robot's next iteration, so an evaluation is of one policy: in sync mode, and under
+    cooperative, that is so between any two iterations; else all agents leave their episodes, as at a checkpoint."""
+    if not (robot.sync or robot.driver_name == "cooperative"):
+        robot.checkpoint_boundary()
+
+
 class Evaluator:
     """Evaluates a robot, between two of its iterations, by episodes in test mode."""
 
@@ -222,13 +229,6 @@ class Evaluator:
                                  "number") from None
         return seen
 
-    def hold_still(self) -> None:
-        """Let nothing learn from here to the robot's next iteration, so an evaluation is of one policy: in sync mode, and under
-        cooperative, that is so between any two iterations; else all agents leave their episodes, as at a checkpoint."""
-        robot = self._robot
-        if not (robot.sync or robot.driver_name == "cooperative"):
-            robot.checkpoint_boundary()
-
     def epochs(
         self, n_epochs: int, steps_per_epoch: int, episodes: int, *, seed: int | None, stop: Callable[[float], bool] | None,
         best: str | Path | None, hooks: Sequence[Hook],
@@ -246,7 +246,7 @@ class Evaluator:
                 with robot.pool.hooks.during(hooks):
                     for _ in robot.iterate(robot.env_steps + steps_per_epoch * bool(epoch)):
                         pass
-                self.hold_still()
+                hold_still(robot)
                 numbers = robot.evaluate(episodes, seed=seed).numbers()
                 if numbers["score"] > info["best_score"]:
                     info |= {"best_score": numbers["score"], "best_epoch": epoch}
