@@ -135,7 +135,7 @@ class VectorFace(EnvFace):
         for call in self._post_episode:
             call(self._agent, interrupted)
 
-    def step(self, act: Any) -> tuple[object, object, Any, Any, dict[str, object]]:
+    def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
         """One step of all environments; `obs` is what to act on next, `self.obs_next` what the actions led to."""
         agent = self._agent
         if agent.signal is not None:

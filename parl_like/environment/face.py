@@ -112,7 +112,7 @@ class EnvFace:
             for call in map(self._agent.pool.in_turn, overridden(hooks, "pre_episode")):
                 call(self._agent)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[object, dict[str, object]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, or goes on with the one that was `carried` over a checkpoint, where neither seed nor options are
         given. The first reset after a start or an interruption is seeded from the agent's generator,
         later ones are not seeded, unless a helper says so."""
@@ -260,7 +260,7 @@ class EnvFace:
         way_out = OLD_GYM if old_style else ""
         return AgentFailed(f"{self._agent}: its {self._name}{doing}: {type(error).__name__}: {error}{way_out}")
 
-    def step(self, act: Any) -> tuple[object, Any, bool, bool, dict[str, object]]:
+    def step(self, act: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """Takes one action."""
         agent = self._agent
         if agent.signal is not None:
