@@ -110,7 +110,7 @@ class ThreadsDriver(Driver):
                     self._asked = self.sync
                     self.rounds.waits(ticket.agent)
                     self._look()
-                elif acting <= 0 or queue.rows >= queue.enough:
+                elif acting <= 0 or queue.rows >= queue.closing.enough:
                     if not (server.busy or self.stopping):  # whoever is at it looks again afterwards
                         mine = server.busy = True
                     if acting <= 0:
@@ -267,9 +267,9 @@ class ThreadsDriver(Driver):
                 left = self._due(server)
                 if left <= 0:
                     server.busy = True
-                elif left == INFINITE and queue.patience and served != queue.counters.batches:
+                elif left == INFINITE and queue.closing.patience and served != queue.counters.batches:
                     # Batches come and go meanwhile: a nap as long as the next batch may wait costs less than a bell for each.
-                    left = min(queue.patience, PATIENCE_S)
+                    left = min(queue.closing.patience, PATIENCE_S)
                 server.asleep = left == INFINITE
                 served = queue.counters.batches
             if left <= 0:

@@ -1,4 +1,4 @@
-"""RequestQueue: requests of many agents gather in batches, and `due` says when the oldest of them closes.
+"""RequestQueue: requests of many agents gather in batches; `BatchClosing` says when the oldest of them closes.
 
 A queue owns no thread and no loop: a driver asks `due`, calls `serve`, wakes the members of the batch, and decides how agents
 wait. So the rules of batching, failing and counting stand here once for all drivers.
@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 from parl_like.data.buffers._rows import RowBlock
-from parl_like.tasks.batch_rule import BatchRule
+from parl_like.tasks.batch_rule import BatchClosing, BatchRule
 from parl_like.tasks.no_progress import Asking
 from parl_like.tasks.task import ComputationTask
 from parl_like.tasks.tickets import INFINITE, Counters, Ticket
@@ -47,9 +47,7 @@ class RequestQueue(ABC):
         rule: When a batch closes.
         lock: Held while a request is written or a batch is taken. A driver with threads guards its own counts with it too.
         rows: Waiting rows.
-        enough: Waiting rows with which the oldest batch is due whatever the clock says.
-        by_default: Predictions whose rule says nothing of when a batch closes: their driver chooses the patience.
-        patience: Seconds that the oldest batch stays open for more; None: no clock closes it.
+        closing: When the oldest batch closes.
         passed: 1 + how often a driver has served another queue since it last served this one.
         abandoned: Open requests that nobody waits for any more.
         stopped: Why new requests are refused; None: they are taken.
@@ -68,43 +66,17 @@ class RequestQueue(ABC):
         self.stopped: str | None = None
         self._refusal: type[Exception] = Stopped
         self.server: Any = None
-        self._free_since = 0.0
-        self.begin(sync=True)
+        self.closing = BatchClosing(rule, self.kind == "learn", sync=True)
 
     def begin(self, sync: bool, patience: float | None = None) -> None:
-        """A run begins.
-
-        Args:
-            sync: Training waits for its round; else an update whose rule names no `min_rows` waits for nobody.
-            patience: Seconds that predictions stay open for agents that are busy, where the rule says nothing. They count from
-                the end of the batch before: the agents that it woke would else miss this one, and two halves would take turns.
-        """
-        rule, training = self.rule, self.kind == "learn"
-        # A training batch that is full of rows is closed to more of them, but not therefore due: it waits for its round.
-        limits = [rule.min_rows, None if training else rule.max_rows, 1 if rule.max_wait == 0 else None,
-                  1 if training and not sync and rule.min_rows is None else None]
-        self.enough: float = min((limit for limit in limits if limit is not None), default=INFINITE)
-        self.by_default = rule.max_wait is None and rule.min_rows is None and not training
-        self.patience = patience if self.by_default else rule.max_wait
+        """A run begins; see `BatchClosing`."""
+        since = self.closing.free_since
+        self.closing = BatchClosing(self.rule, self.kind == "learn", sync, patience)
+        self.closing.free_since = since
 
     def due(self, now: float, can_still_come: bool) -> float:
-        """When the oldest batch closes: the one rule, which every driver asks.
-
-        Args:
-            now: `perf_counter()` seconds.
-            can_still_come: Whether anybody is left whose request could join and is to be waited for.
-
-        Returns:
-            Seconds from now: 0, it is to be served; infinity: only another request, or the last who could have come, closes it.
-        """
-        if not self.batches:
-            return INFINITE
-        if not can_still_come or self.rows >= self.enough:
-            return 0.0
-        if self.patience is None:
-            return INFINITE
-        born = self.batches[0].born
-        return max((max(born, self._free_since) if self.by_default else born) + self.patience - now, 0.0)
+        """Return the seconds until the oldest batch closes, see `BatchClosing.due`; infinity where none waits."""
+        return self.closing.due(now, self.rows, self.batches[0].born, can_still_come) if self.batches else INFINITE
 
     def _room_for(self, rows: int) -> RequestBatch:
         """The open batch, or a new one where `rows` more would pass `max_rows`."""
@@ -166,7 +138,7 @@ class RequestQueue(ABC):
         counters.rows += batch.rows
         counters.batches += 1
         counters.waits.append(begin - batch.born)
-        self._free_since = end = perf_counter()
+        self.closing.free_since = end = perf_counter()
         counters.computes.append(end - begin)
         if self.abandoned:
             counters.late += self.count_late(tickets)

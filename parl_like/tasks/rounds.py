@@ -195,7 +195,7 @@ class Rounds:
         """Return the seconds until the queue's oldest batch closes (`RequestQueue.due`); infinity while one is being served."""
         if queue in self.serving:
             return INFINITE
-        return queue.due(now, queue.rows < queue.enough and self._can_still_come(queue))
+        return queue.due(now, queue.rows < queue.closing.enough and self._can_still_come(queue))
 
     def _can_still_come(self, queue: RequestQueue) -> bool:
         """Return whether somebody is left whose request could join, and is to be waited for."""

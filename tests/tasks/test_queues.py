@@ -100,7 +100,8 @@ def test_patience_of_a_driver_counts_from_the_batch_before_and_ends_where_a_rule
     # What waited while a batch was computed takes the agents that come back from it: else two halves would take turns for ever.
     queue.put(Ticket("agent", None), (np.zeros(2),))
     queue.batches[0].born = 100.0
-    assert [queue.due(queue._free_since + seconds, EVERYBODY) for seconds in (0.0, 1.5, 2.0)] == pytest.approx([2.0, 0.5, 0.0])
+    free = queue.closing.free_since
+    assert [queue.due(free + seconds, EVERYBODY) for seconds in (0.0, 1.5, 2.0)] == pytest.approx([2.0, 0.5, 0.0])
     assert queue_of("predictions", [1], patience=2.0, min_rows=5).due(1e9, EVERYBODY) == INFINITE
     assert queue_of("predictions", [1], patience=2.0, max_wait=7.0).due(100.0, EVERYBODY) == 7.0
     assert queue_of("trainings", [1], patience=2.0).due(1e9, EVERYBODY) == INFINITE

@@ -287,7 +287,7 @@ def test_async_updates_wait_for_nobody_and_predictions_for_those_who_run():
 
 def test_async_predictions_wait_as_long_as_the_patience_of_their_driver():
     world = World("ab", sync=False, patience=2.0)
-    world.rounds.queues[0]._free_since = 0.0
+    world.rounds.queues[0].closing.free_since = 0.0
     world.ask("a")
     assert world.next() == Wait(102.0)
     world.now = 102.0

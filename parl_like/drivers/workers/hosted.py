@@ -243,8 +243,8 @@ class HostedDriver(WorkerStates):
         if not self.sync:
             self.rounds.acting = sum(worker.busy for worker in self.workers)
             for queue in self.predictions:
-                if queue.by_default and queue.rows:
-                    queue.patience = self._patience_for(queue)
+                if queue.closing.by_default and queue.rows:
+                    queue.closing.patience = self._patience_for(queue)
         return super()._next()
 
     def _patience_for(self, queue: RequestQueue) -> float:
