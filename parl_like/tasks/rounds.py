@@ -5,7 +5,9 @@ Nothing here reads a clock, starts a thread or serves a batch. Times come from t
 **Requests.** An agent asks a task for a prediction, or sends it rows to learn from (an *update*). Each task has a queue for
 either kind. The queues are where requests are reported: what was put and not served waits.
 
-**When a batch closes.** `RequestQueue.due` says it: with enough rows, after the patience of its rule, or as soon as nobody could
+An agent *learns* when one of its helpers can send updates, by a schedule or by hand.
+
+**When a batch closes.** `BatchClosing.due` says it: with enough rows, after the patience of its rule, or as soon as nobody could
 still come. For a prediction those are the agents that run now (`acting`). For an update in sync mode it is everybody, until a
 round begins. For one in async mode it is any learning agent that does not wait for an update itself; where no agent learns by a
 schedule, whoever runs or waits for a prediction.
@@ -15,8 +17,9 @@ tasks. Rows count once more each time another queue is served first, so no queue
 
 **Sync mode.** Agents act (the *unroll*), then the tasks learn (the *round*), by turns, so parameters stay the same in an unroll.
 The round begins when no learning agent is left that an update waits for. Predictions that are due then stay behind it. In the
-round every waiting update is served, task by task, and who was answered acts only when all are served. The round ends an
-iteration of the run. An update that its own rule closes before (`min_rows`, `max_wait`) is served in the unroll, and ends the
+round every waiting update is served, task by task, those that come meanwhile, too. Who was answered acts only when all are
+served. The round ends an iteration of the run. Drivers whose queues have a thread each may answer agents that do not learn
+within a round. An update that its own rule closes before (`min_rows`, `max_wait`) is served in the unroll, and ends the
 iteration, too.
 
 **Whom an update waits for.** For learning agents that act: that run, rest, or wait for a prediction. It does not wait for those
@@ -27,6 +30,9 @@ sender asked for with `learn()`: by hand there is no schedule that others keep s
 
 **Async mode.** An update waits for nobody, unless its rule names `min_rows` or `max_wait`. There are no unrolls; when nobody acts
 and nothing is due, what still waits to be learned from is served as in a round.
+
+**Bounded queues** (`max_queued`) change nothing of this. The sender of one update too many waits for it, as who calls `learn()`
+does, or the oldest update is dropped and its sender is answered.
 
 **At a stop** (`at_stop`) updates are served as if the run went on until an agent would act. So a run may be divided into many.
 
@@ -149,7 +155,8 @@ class Rounds:
     # ------------------------------------------------------------------------------------------------------------- questions
 
     def next(self, now: float) -> Serve | RoundDone | Wait:
-        """Return what a driver shall do at the time `now`. Asked again before something happens, it says the same."""
+        """Return what a driver shall do at the time `now`. Asked again before something happens, it says the
+        same; but it says once that a round is done."""
         if self.in_round:
             for queue in self.updates:
                 if queue.batches and queue not in self.serving:
