@@ -11,11 +11,19 @@ pytest.importorskip("mypy")
 ROOT = Path(__file__).resolve().parent.parent
 
 ACCEPTED = '''
-from parl_like import Agent, AgentHelper, Hook, Robot, StopCondition
+from collections.abc import Mapping
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from parl_like import Agent, AgentHelper, Algorithm, Batch, Hook, Robot, StopCondition
+from parl_like.data.transforms import Transform
 from parl_like.environment.face import EnvFace
 from parl_like.environment.hooks import EveryNSteps
 from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.interfaces import AgentPort, RunPort
+from parl_like.learning.explorers import Explorer
 from parl_like.run.lifecycle import Lifecycle
 from parl_like.tasks.task import ComputationTask
 from typing_extensions import assert_type
@@ -61,6 +69,32 @@ class Full(StopCondition):
 class Helper(AgentHelper):
     def pre_episode(self, agent: Agent) -> None:
         super().pre_episode(agent)
+
+    def predict(self, obs: np.ndarray) -> int:
+        return int(super().predict(obs))
+
+    def store(self, obs: np.ndarray, act: int, rew: float, obs_next: np.ndarray, terminated: bool, truncated: bool,
+              info: Mapping[str, Any] | None = None, mask: np.ndarray | None = None,
+              extra: Mapping[str, Any] | None = None) -> None:
+        super().store(obs, act, 2 * rew, obs_next, terminated, truncated, info, mask, extra)
+
+
+class Averaging(Algorithm):
+    def predict(self, inputs: Batch) -> dict[str, torch.Tensor]:
+        return {"q": self.model.q(inputs.obs)}
+
+    def learn(self, batch: Batch) -> dict[str, torch.Tensor]:
+        return {"loss": (self.model.q(batch.obs) - batch.rew).mean()}
+
+
+class Halved(Transform):
+    def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
+        return space
+
+
+class Loud(Explorer):
+    def act(self, out: Mapping[str, np.ndarray], noise: np.ndarray | None) -> dict[str, np.ndarray]:
+        return {"act": out["q"].argmax(-1)}
 
 
 def play(robot: Robot) -> None:
