@@ -279,6 +279,13 @@ def test_one_agent_in_a_thread_does_what_it_does_in_a_greenlet(name, tmp_path):
     assert thread[0]["hashes"].items() <= greenlet[0]["hashes"].items()
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="workers are forked")
+def test_environments_that_ask_the_robots_process_go_on_where_they_were(tmp_path):
+    """Thinker's trees ask the model, which is in another process and answers within an agent's run alone."""
+    whole, resumed = run("thinker", "processes", tmp_path, mode="sync", serve="central")
+    assert whole == resumed
+
+
 def test_q_learning_without_its_compiled_row_gives_what_the_file_holds(golden, exact, tmp_path, monkeypatch):
     monkeypatch.setattr(QLearning, "row_learner", lambda self: None)
     whole, resumed = run("table", "cooperative", tmp_path)

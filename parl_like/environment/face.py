@@ -21,7 +21,7 @@ from parl_like.interfaces import ActingAgent
 from parl_like.tasks.no_progress import Resets
 from parl_like.values.batch import Batch
 from parl_like.values.copying import copied
-from parl_like.values.errors import AgentFailed, Interrupted, Stopped, TaskFailed
+from parl_like.values.errors import AgentFailed, Interrupted, Stopped, TaskFailed, WrongCaller
 from parl_like.values.spec import SpecError
 
 log = logging.getLogger(__name__)
@@ -67,6 +67,7 @@ class EnvFace:
         self.seed: int | None = None
         self.carried: dict[str, object] | None = None
         self._left = False  # whether other episodes were played since that one was held
+        self._untried = False  # whether it could not be tried out yet
         self._pre_act: list[Callable[..., None]] = []
         self._post_act: list[Callable[..., None]] = []
         self._open = False  # an episode is running, or ended without its POST_EPISODE yet
@@ -127,7 +128,7 @@ class EnvFace:
             self._left = self._left or carried is not None
         else:
             self.carried = None
-            if carried is not None and seed is None and options is None:
+            if carried is not None and seed is None and options is None and self._goes_on_here(carried):
                 return self._go_on(carried)
         if seed is None and agent.needs_seed:
             seed = int(agent.rng.integers(2**31))
@@ -214,15 +215,42 @@ class EnvFace:
             AgentFailed: the environment raised something else.
         """
         try:
+            self._try_out(carried)
+        except TaskFailed as error:
+            if not isinstance(error.__cause__, WrongCaller):
+                raise self._failed(" raised in restore_state", error) from error
+            # The environment asks a task that is in another process, which answers while the agent runs: at its next reset.
+            self._untried = True
+        except ValueError as error:
+            self._cut_off(error)
+            return
+        self.carried = carried
+
+    def _goes_on_here(self, carried: dict[str, object]) -> bool:
+        """Return whether a carried episode can go on; it is tried out now where `put_back` could not."""
+        untried, self._untried = self._untried, False
+        if untried:
+            try:
+                self._try_out(carried)
+            except ValueError as error:
+                self._cut_off(error)
+                return False
+        return True
+
+    def _try_out(self, carried: dict[str, object]) -> None:
+        """Make the environment what it was when the episode was held, after a step from there. Raises ValueError where it cannot
+        go on; TaskFailed; AgentFailed: the environment raised something else."""
+        try:
             memory = {name: list(helper.memory) for name, helper in self._agent.helpers.items()}
             try_out(self._env, carried, memory, self._counted())
             restore_state(self._env, unhold(carried["env"]))
-        except ValueError as error:
-            log.warning("%s: the episode that the checkpoint holds is cut off, for it cannot go on here: %s", self._agent, error)
+        except (ValueError, *PASSED):
+            raise
         except Exception as error:
             raise self._failed(" raised in restore_state", error) from error
-        else:
-            self.carried = carried
+
+    def _cut_off(self, error: ValueError) -> None:
+        log.warning("%s: the episode that the checkpoint holds is cut off, for it cannot go on here: %s", self._agent, error)
 
     def _go_on(self, carried: dict[str, object]) -> tuple[object, dict[str, object]]:
         if self._left:

@@ -3,6 +3,7 @@ environment, where the robot is."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,8 +14,9 @@ from parl_like.interfaces import AgentPort, AlgorithmPort, EnvPort, TaskPort
 from parl_like.run.agent_pool import AgentPool
 from parl_like.tasks.acting_copies import ActingCopies
 from parl_like.tasks.row_slots import RowSlots
-from parl_like.tasks.task import ComputationTask
+from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.values.errors import WrongCaller
+from parl_like.values.spec import Array
 
 PLAIN = (bool, int, float, str, type(None))
 
@@ -83,6 +85,15 @@ class TaskProxy(TaskPort):
     @property
     def algorithm(self) -> AlgorithmProxy:
         return self._algorithm
+
+    def act(self, inputs: Mapping[str, Array], mode: Mode) -> tuple[dict[str, Array], int]:
+        """Refuse; what an agent asks in a run is sent to the robot's process instead.
+
+        Raises:
+            WrongCaller: always.
+        """
+        raise WrongCaller(f"task {self.name!r} predicts in the robot's process, which answers an agent in its run alone; from a "
+                          "worker's environment ask it in reset and step, or serve it by replicas (serve='replica')")
 
     def make(self, seed: np.random.SeedSequence) -> Any:
         """Return what the worker's wrappers serve or send for: this proxy; of a replica a task with networks of its own, which
