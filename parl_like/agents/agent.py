@@ -244,16 +244,15 @@ class Agent(Guarded):
     def state_dict(self) -> dict[str, object]:
         time_steps = 0 if self.env is None else self.env.time_steps
         return {"steps": self.steps, "learned_at": self.learned_at, "time_steps": time_steps, "bad_values": self.bad_values,
-                "rng": rng_state(self.rng), "carried": None if self.env is None else self.env.carried,
+                "rng": rng_state(self.rng), "carried": None if self.env is None else self.env.carried.held,
                 "helpers": {name: helper.state_dict() for name, helper in self.helpers.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps, self.bad_values = state["steps"], state.get("bad_values", 0)
         self.learned_at = state.get("learned_at", self.steps)
         if self.env is not None:
-            self.env.time_steps, self.env.carried = state["time_steps"], None
-            if state.get("carried") is not None:
-                self.env.put_back(state["carried"])
+            self.env.time_steps = state["time_steps"]
+            self.env.put_back(state.get("carried"))
         set_rng_state(self.rng, state["rng"])
         for name, helper in self.helpers.items():
             helper.load_state_dict(state["helpers"][name])

@@ -12,10 +12,11 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from parl_like.agents.agent import Agent
 from parl_like.data.timestep import TimeStep, first_step, next_step
-from parl_like.environment.face import PASSED, EnvFace
+from parl_like.environment.face import EnvFace
 from parl_like.environment.factory import REWARD_WEIGHTS, reward_shape
 from parl_like.environment.hooks import Hook, overridden
 from parl_like.environment.process_guard import watched
+from parl_like.environment.resumed_episode import PASSED
 from parl_like.values.copying import copied
 from parl_like.values.errors import AgentFailed
 from parl_like.values.spec import Array, as_space, leaf_spaces, leaves, nest, parts_of

@@ -14,20 +14,16 @@ import numpy as np
 from parl_like.data.timestep import TimeStep, first_step, next_step
 from parl_like.environment.hooks import Hook, overridden
 from parl_like.environment.process_guard import watched
-from parl_like.environment.resumed_episode import try_out
-from parl_like.environment.state import can_hold, clone_state, hold, restore_state, unhold
+from parl_like.environment.resumed_episode import PASSED, CarriedEpisode
 from parl_like.environment.value_check import OLD_GYM, BadOutput, OutputCheck, contains, takes_option
 from parl_like.interfaces import ActingAgent
 from parl_like.tasks.no_progress import Resets
 from parl_like.values.batch import Batch
 from parl_like.values.copying import copied
-from parl_like.values.errors import AgentFailed, Interrupted, Stopped, TaskFailed, WrongCaller
+from parl_like.values.errors import AgentFailed, Interrupted
 from parl_like.values.spec import SpecError
 
 log = logging.getLogger(__name__)
-
-PASSED = (Stopped, TaskFailed)
-"""Errors that an environment which asks a task (`AgentHelper.ask`) may get from it: no failure of its own."""
 
 _VECTORS = (np.ndarray, list, tuple)
 
@@ -40,7 +36,7 @@ class EnvFace:
         last: (observation, action, reward, terminated, truncated, info) of the last step; action None after a reset.
         episode_return, episode_length: Of the running or just finished episode; the length counts actions.
         time_steps: The environment's own steps: of an action as many as info says in 'repeats', as `ActionRepeat` does, else one.
-        carried: What is held of an episode that a checkpoint interrupted, for the next reset to go on with it; None: nothing.
+        carried: The episode that a checkpoint interrupted, if any.
         env_index: 0, for this is the agent's only environment; see `VectorFace`.
     """
 
@@ -65,9 +61,7 @@ class EnvFace:
         self.episode_return: Any = 0.0
         self.episode_length = self.time_steps = 0
         self.seed: int | None = None
-        self.carried: dict[str, object] | None = None
-        self._left = False  # whether other episodes were played since that one was held
-        self._untried = False  # whether it could not be tried out yet
+        self.carried = CarriedEpisode(env, agent, self._failed)
         self._pre_act: list[Callable[..., None]] = []
         self._post_act: list[Callable[..., None]] = []
         self._open = False  # an episode is running, or ended without its POST_EPISODE yet
@@ -125,11 +119,9 @@ class EnvFace:
             seed = next((one for helper in agent.helpers.values() if (one := helper.episode_seed()) is not None), None)
         carried = self.carried
         if agent.quota_episodes is not None:  # whole episodes are collected; the one that is held goes on afterwards
-            self._left = self._left or carried is not None
-        else:
-            self.carried = None
-            if carried is not None and seed is None and options is None and self._goes_on_here(carried):
-                return self._go_on(carried)
+            carried.left = carried.left or carried.held is not None
+        elif (given := carried.take()) is not None and seed is None and options is None and carried.fits(given, self._counted()):
+            return self._go_on(carried.rest_of(given))
         if seed is None and agent.needs_seed:
             seed = int(agent.rng.integers(2**31))
         agent.needs_seed = False
@@ -184,16 +176,7 @@ class EnvFace:
         n = self.n_open()
         if not n:
             return 0  # and what was held before is still to be gone on with
-        self.carried, self._left = None, False
-        try:
-            info = {key: value for key, value in self.last[5].items() if can_hold(value)}
-            memory = {name: list(helper.memory) for name, helper in self._agent.helpers.items()}
-            self.carried = {"env": hold(clone_state(self._env)), "rest": hold((self._observed(), info, memory, self._counted()))}
-        except (TypeError, gym.error.ResetNeeded):
-            return n
-        except Exception as error:
-            raise self._failed(" raised in clone_state", error) from error
-        return 0
+        return 0 if self.carried.hold(self.last[5], lambda: (self._observed(), self._counted())) else n
 
     def n_open(self) -> int:
         """Episodes that are running."""
@@ -206,60 +189,12 @@ class EnvFace:
     def _counted(self) -> tuple[object, ...]:
         return self.episode_return, self.episode_length
 
-    def put_back(self, carried: dict[str, object]) -> None:
-        """Makes the environment what it was when the episode was held; the next reset goes on with it. Where it is another
-        environment now (`restore_state` raises ValueError), or none can go on from there, the log says so and the next reset
-        begins an episode.
+    def put_back(self, held: dict[str, object] | None) -> None:
+        """Make the next reset go on with an episode that was held, see `CarriedEpisode.put_back`; None: with none."""
+        self.carried.put_back(held, self._counted())
 
-        Raises:
-            AgentFailed: the environment raised something else.
-        """
-        try:
-            self._try_out(carried)
-        except TaskFailed as error:
-            if not isinstance(error.__cause__, WrongCaller):
-                raise self._failed(" raised in restore_state", error) from error
-            # The environment asks a task that is in another process, which answers while the agent runs: at its next reset.
-            self._untried = True
-        except ValueError as error:
-            self._cut_off(error)
-            return
-        self.carried = carried
-
-    def _goes_on_here(self, carried: dict[str, object]) -> bool:
-        """Return whether a carried episode can go on; it is tried out now where `put_back` could not."""
-        untried, self._untried = self._untried, False
-        if untried:
-            try:
-                self._try_out(carried)
-            except ValueError as error:
-                self._cut_off(error)
-                return False
-        return True
-
-    def _try_out(self, carried: dict[str, object]) -> None:
-        """Make the environment what it was when the episode was held, after a step from there. Raises ValueError where it cannot
-        go on; TaskFailed; AgentFailed: the environment raised something else."""
-        try:
-            memory = {name: list(helper.memory) for name, helper in self._agent.helpers.items()}
-            try_out(self._env, carried, memory, self._counted())
-            restore_state(self._env, unhold(carried["env"]))
-        except (ValueError, *PASSED):
-            raise
-        except Exception as error:
-            raise self._failed(" raised in restore_state", error) from error
-
-    def _cut_off(self, error: ValueError) -> None:
-        log.warning("%s: the episode that the checkpoint holds is cut off, for it cannot go on here: %s", self._agent, error)
-
-    def _go_on(self, carried: dict[str, object]) -> tuple[object, dict[str, object]]:
-        if self._left:
-            self._left = False
-            try:
-                restore_state(self._env, unhold(carried["env"]))
-            except Exception as error:
-                raise self._failed(" raised in restore_state", error) from error
-        obs, info, memory, counted = unhold(carried["rest"])
+    def _go_on(self, rest: tuple[Any, ...]) -> tuple[object, dict[str, object]]:
+        obs, info, memory, counted = rest
         obs, info = self._again(obs, info)
         self._agent.needs_seed = False
         self._known = self._open = True

@@ -1,17 +1,128 @@
-"""Tries out what a checkpoint holds of an open episode, before an environment goes on with it."""
+"""CarriedEpisode: an open episode that a checkpoint holds. It is tried out before an environment goes on with it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from parl_like.data.storage.state_check import check_count
-from parl_like.environment.state import restore_state, unhold
+from parl_like.environment.state import can_hold, clone_state, hold, restore_state, unhold
+from parl_like.interfaces import ActingAgent
+from parl_like.values.errors import AgentFailed, Stopped, TaskFailed, WrongCaller
 from parl_like.values.spec import Spec, as_space, leaves, specs_of
+
+log = logging.getLogger(__name__)
+
+PASSED = (Stopped, TaskFailed)
+"""Errors that an environment which asks a task (`AgentHelper.ask`) may get from it: no failure of its own."""
+
+
+class CarriedEpisode:
+    """An episode that a checkpoint interrupted, for the environment's next reset to go on with it.
+
+    Args:
+        env: The agent's, bare.
+        failed: Returns the error for what the environment raised, from where it did so and the exception.
+
+    Attributes:
+        held: `env`, the environment's state; `rest`, what the agent's side goes on with; None: there is no such episode.
+        left: Whether other episodes were played since it was held.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], agent: ActingAgent, failed: Callable[[str, Exception], AgentFailed]) -> None:
+        self._env, self._agent, self._failed = env, agent, failed
+        self.held: dict[str, object] | None = None
+        self.left = False
+        self._untried = False  # it could not be tried out yet
+
+    def hold(self, info: dict[str, object], seen: Callable[[], tuple[object, object]]) -> bool:
+        """Hold the open episode, with the memory of the agent's helpers; return whether its state can be cloned.
+
+        Args:
+            info: What came with the last step.
+            seen: Returns the observation to act on next, and what was counted; TypeError: there is none.
+        """
+        self.held, self.left = None, False
+        try:
+            kept = {key: value for key, value in info.items() if can_hold(value)}
+            env = hold(clone_state(self._env))
+            obs, counted = seen()
+            self.held = {"env": env, "rest": hold((obs, kept, self._memory(), counted))}
+        except (TypeError, gym.error.ResetNeeded):
+            return False
+        except Exception as error:
+            raise self._failed(" raised in clone_state", error) from error
+        return True
+
+    def put_back(self, held: dict[str, object] | None, counted: tuple[object, ...]) -> None:
+        """Make the environment what it was when the episode was held; the next reset goes on with it. Where it is another
+        environment now (`restore_state` raises ValueError), or none can go on from there, the log says so and the next reset
+        begins an episode, as it does with None.
+
+        Raises:
+            AgentFailed: the environment raised something else.
+        """
+        self.held = None
+        if held is None:
+            return
+        try:
+            self._try_out(held, counted)
+        except TaskFailed as error:
+            if not isinstance(error.__cause__, WrongCaller):
+                raise self._failed(" raised in restore_state", error) from error
+            # The environment asks a task that is in another process, which answers while the agent runs: at its next reset.
+            self._untried = True
+        except ValueError as error:
+            self._cut_off(error)
+            return
+        self.held = held
+
+    def take(self) -> dict[str, object] | None:
+        """Return what is held, which is held no more."""
+        held, self.held = self.held, None
+        return held
+
+    def fits(self, held: dict[str, object], counted: tuple[object, ...]) -> bool:
+        """Return whether the episode can go on; it is tried out now where `put_back` could not."""
+        untried, self._untried = self._untried, False
+        if untried:
+            try:
+                self._try_out(held, counted)
+            except ValueError as error:
+                self._cut_off(error)
+                return False
+        return True
+
+    def rest_of(self, held: dict[str, object]) -> Any:
+        """Return observation, info, memory and counts, after the environment's state where others were played since."""
+        if self.left:
+            self.left = False
+            try:
+                restore_state(self._env, unhold(held["env"]))
+            except Exception as error:
+                raise self._failed(" raised in restore_state", error) from error
+        return unhold(held["rest"])
+
+    def _try_out(self, held: dict[str, object], counted: tuple[object, ...]) -> None:
+        try:
+            try_out(self._env, held, self._memory(), counted)
+            restore_state(self._env, unhold(held["env"]))
+        except (ValueError, *PASSED):
+            raise
+        except Exception as error:
+            raise self._failed(" raised in restore_state", error) from error
+
+    def _memory(self) -> dict[str, list[Any]]:
+        return {name: list(helper.memory) for name, helper in self._agent.helpers.items()}
+
+    def _cut_off(self, error: ValueError) -> None:
+        log.warning("%s: the episode that the checkpoint holds is cut off, for it cannot go on here: %s", self._agent, error)
 
 
 def try_out(env: Any, carried: Any, memory: dict[str, list[Any]], counted: tuple[object, ...]) -> None:
@@ -19,7 +130,7 @@ def try_out(env: Any, carried: Any, memory: dict[str, list[Any]], counted: tuple
 
     Args:
         env: The agent's, bare.
-        carried: `env` and `rest`, as `EnvFace.carry` holds them.
+        carried: `env` and `rest`, as `CarriedEpisode` holds them.
         memory: What the agent's helpers remember now, by task. counted: what its environment's face counts.
 
     Raises:

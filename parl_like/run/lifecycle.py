@@ -281,7 +281,7 @@ class Lifecycle:
                 agent.signal = "stop" if agent in late else None
                 agent.quota_steps = agent.quota_episodes = None
                 if agent.env is not None and not carry:
-                    agent.env.carried = None
+                    agent.env.put_back(None)
                 for helper in agent.helpers.values():
                     helper.forget_pending()
             driver.stopping = False

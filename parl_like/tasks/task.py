@@ -134,9 +134,11 @@ class ComputationTask:
     @property
     def algorithm(self) -> Algorithm:
         """The algorithm, which is built where it was not."""
-        return self._built().algorithm
+        return self.runner.algorithm
 
-    def _built(self) -> AlgorithmRunner:
+    @property
+    def runner(self) -> AlgorithmRunner:
+        """The part that calls the algorithm, which is built where it was not."""
         if self._runner is None:
             self.build()
         assert self._runner is not None
@@ -211,7 +213,7 @@ class ComputationTask:
     def act(self, inputs: Mapping[str, Array], mode: Mode = "collect") -> tuple[dict[str, Array], int]:
         """`predict`, and the version of the parameters that it used: of the acting copies, where there are some, unless a task
         asks that learns from the answer (mode 'update')."""
-        runner = self._runner or self._built()
+        runner = self._runner or self.runner
         if self.acting is None or mode == "update":
             learned = self.learned
             with learned.lock:  # no optimiser step between the forward pass and the version
@@ -222,7 +224,7 @@ class ComputationTask:
 
     def connect(self, asked: Mapping[str, ComputationTask]) -> None:
         """Take the tasks that this one `asks`; the robot calls it."""
-        self.asked = AskedTasks(self.owner, self._built(), asked)
+        self.asked = AskedTasks(self.owner, self.runner, asked)
         self.algorithm.connect_asked(self.asked.ask)
 
     def publish(self) -> None:
@@ -266,7 +268,7 @@ class ComputationTask:
         Raises:
             Diverged: no step could be taken, as in the `max_skips` updates before.
         """
-        runner, learned, counts = self._built(), self.learned, self.counts
+        runner, learned, counts = self.runner, self.learned, self.counts
         algorithm, optimization = runner.algorithm, learned.optimization
         assert optimization is not None
         n = len(next(iter(rows.values())))

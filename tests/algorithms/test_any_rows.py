@@ -67,7 +67,7 @@ def test_rows_of_a_prioritised_buffer_count_by_their_weights(algorithm):
 
     def critic(weight):
         task.algorithm.torch_rng.manual_seed(0)
-        batch = task.algorithm.process(task._built().sent({**given, "weight": np.array(weight, np.float32)}))
+        batch = task.algorithm.process(task.runner.sent({**given, "weight": np.array(weight, np.float32)}))
         return next(iter(task.algorithm.learn(batch)))["critic"].item()
 
     with torch.no_grad():

@@ -172,7 +172,7 @@ def test_it_learns_with_masks_memories_and_every_distribution(model):
 
 
 def inputs(task):
-    obs = task._built().sent(rows(2, obs=task.algorithm.model.obs_space)).obs
+    obs = task.runner.sent(rows(2, obs=task.algorithm.model.obs_space)).obs
     model = task.algorithm.model
     return obs, {name: torch.from_numpy(spec.zeros(2)) for name, spec in model.state_specs().items()}
 
@@ -289,7 +289,7 @@ def test_of_a_box_the_parts_of_the_policy_are_fitted_apart():
     with torch.no_grad():
         for parameter in algorithm.model.parameters():
             parameter += 0.1 * torch.randn(parameter.shape)
-        batch = algorithm.process(task._built().sent(replayed(act=BOX)))
+        batch = algorithm.process(task.runner.sent(replayed(act=BOX)))
     old, out = batch.old, algorithm.model.policy(batch.obs)
     assert old.act.shape == (4, 7, 2) and old.log_p.exp().sum(1).tolist() == pytest.approx([1.0] * 4)
     _, losses = algorithm.learn(batch)

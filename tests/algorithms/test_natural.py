@@ -53,7 +53,7 @@ def test_a_step_is_that_of_the_dense_fisher_matrix():
     task = task_of(NPG, damping=0.05, cg_steps=100, delta=0.02, normalize=False)
     algorithm = task.algorithm
     with torch.no_grad():
-        batch = algorithm.process(task._built().sent(rows(16)))
+        batch = algorithm.process(task.runner.sent(rows(16)))
     out, _ = algorithm.model.policy(batch.obs)
     log_p, size = algorithm.model.head.log_probs(out), sum(p.numel() for p in algorithm.moves)
     fisher, gradient = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
@@ -157,7 +157,7 @@ def test_a_step_without_a_gain_is_left_out_however_short():
     task = task_of(TRPO)
     algorithm = task.algorithm
     with torch.no_grad():
-        batch = algorithm.process(task._built().sent(rows()))
+        batch = algorithm.process(task.runner.sent(rows()))
     step, before = algorithm.direction(batch)
     weights = algorithm.model.weights_hash()
     assert algorithm.move(batch, -0.1 * step, before) == 0.0 and algorithm.model.weights_hash() == weights
@@ -178,7 +178,7 @@ def test_old_rows_count_by_their_ratio():
     task = task_of(NPG)
     given = rows()
     with torch.no_grad():
-        batch = task.algorithm.process(task._built().sent(given | {"policy.log_prob": np.full(64, -3.0, np.float32)}))
+        batch = task.algorithm.process(task.runner.sent(given | {"policy.log_prob": np.full(64, -3.0, np.float32)}))
         expected = ((task.algorithm.model.head.log_prob(batch.out, batch.act) + 3.0).exp() * batch.advantage).mean()
     assert task.algorithm.direction(batch)[1] == pytest.approx(expected.item(), rel=1e-5)
 

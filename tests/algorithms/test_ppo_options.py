@@ -147,7 +147,7 @@ def test_the_policy_of_before_stays_what_it_was_while_parameters_change(distribu
     """Also where what the head reads are parameters themselves, as a Gaussian's log_std."""
     task = task_of(PPO, BOX, distribution=distribution, kl_weight=1.0)
     with torch.no_grad():
-        batch = task.algorithm.process(task._built().sent(rows_of(BOX, task.algorithm)))
+        batch = task.algorithm.process(task.runner.sent(rows_of(BOX, task.algorithm)))
         before = {name: part.clone() for name, part in batch.out.items()}
         for parameter in task.algorithm.model.parameters():
             parameter += 0.1

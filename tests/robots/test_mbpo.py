@@ -176,7 +176,7 @@ def test_all_but_a_few_rows_are_imagined_on_from_those_of_the_update(act):
     task, asked = imagining(act, horizon=3, real=0.25, imagine_every=2)
     given = rows(8, act=act)
     with torch.no_grad():
-        batch = task.algorithm.process(task._built().sent(given))
+        batch = task.algorithm.process(task.runner.sent(given))
     # all go on from s to s + 10 and on to s + 20, unless s_0 > 0, for which s + 10 is the last
     alive = int((given["obs"][:, 0] <= 0).sum())
     assert asked == [("model", 8), ("model", 8), ("model", alive)] and task.algorithm._kept == 16 + alive

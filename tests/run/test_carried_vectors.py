@@ -98,7 +98,7 @@ def test_episodes_under_trees_are_carried_and_begin_a_new_stage(tmp_path):
             if i == 1:
                 whole.save(tmp_path / "c")
             whole.checkpoint_boundary()
-            assert whole.agents[0].env.carried is not None
+            assert whole.agents[0].env.carried.held is not None
         part.load(tmp_path / "c")
         for _ in range(2):
             for _ in range(2):

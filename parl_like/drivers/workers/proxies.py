@@ -162,6 +162,9 @@ class RemoteEnv(EnvPort):
     def connect_hooks(self, hooks: object) -> None:
         """No hook hears how episodes begin in a worker."""
 
+    def put_back(self, held: None) -> None:
+        """The worker lets go of what it holds."""
+
     def close(self) -> None:
         """The worker closes it."""
 
