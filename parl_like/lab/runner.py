@@ -16,13 +16,14 @@ from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab import foreign, sizes, user_experiments, yaml_text
 from parl_like.lab.config import ExperimentConfig
+from parl_like.lab.evaluations import evaluation_episodes, evaluation_seed
 from parl_like.lab.experiment import Experiment
 from parl_like.lab.runs import stored
 from parl_like.lab.runs.checkpoint import Checkpoints, Loaded
 from parl_like.lab.runs.lock import RunLock
 from parl_like.lab.runs.metrics import evaluations
 from parl_like.lab.runs.rundir import RunDir
-from parl_like.lab.session import Report, Session, evaluation_episodes, evaluation_seed
+from parl_like.lab.session import Report, Session
 from parl_like.lab.sizes import STATE_FACTOR, STATE_ROOM
 from parl_like.lab.text import printer
 from parl_like.lab.yaml_text import ConfigError, UsageError
@@ -96,11 +97,12 @@ def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *
                              "resume from newest, exact, latest or a step (`eval` and `play` take the best)")
         exact, newest = session.checkpoints.exact(), session.checkpoints.newest()
         if which in ("newest", "exact") and exact and newest is not None and exact[0] != newest:
-            session.say(f"continuing from step {newest:,}, where the run was stopped; `--exact` would repeat the "
-                        f"{newest - exact[0]:,} steps since the last scheduled checkpoint, for the trace of a run that was never "
-                        "interrupted" if which == "newest" else
-                        f"continuing from step {exact[0]:,}, the last scheduled checkpoint, and repeating {newest - exact[0]:,} "
-                        "steps, so that the run equals one that was never interrupted")
+            between = f"{newest - exact[0]:,} steps"
+            session.display.say(
+                f"continuing from step {newest:,}, where the run was stopped; `--exact` would repeat the {between} since the "
+                "last scheduled checkpoint, for the trace of a run that was never interrupted" if which == "newest" else
+                f"continuing from step {exact[0]:,}, the last scheduled checkpoint, and repeating {between}, so that the run "
+                "equals one that was never interrupted")
         with _robot(experiment, config, session.checkpoints.size()) as robot:
             loaded = session.checkpoints.load(chosen, _expected_by(robot))
             stored.refuse_changes(loaded.meta.config, configs.to_dict(kept), f"{run.config_file} is not that of the checkpoint")

@@ -6,16 +6,11 @@ import contextlib
 import logging
 import math
 import os
-import signal
-import sys
-import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from types import FrameType
-from typing import TYPE_CHECKING, Any, Self, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
-import msgspec
 import numpy as np
 
 from parl_like.data.rng import rng_state, set_rng_state
@@ -23,14 +18,18 @@ from parl_like.data.storage.archive import ArchiveError
 from parl_like.environment.stop_conditions import StopWhen
 from parl_like.lab import config as configs
 from parl_like.lab.config import ExperimentConfig
+from parl_like.lab.display import Display
+from parl_like.lab.evaluations import Evaluations, evaluation_episodes, evaluation_seed
 from parl_like.lab.experiment import Experiment
-from parl_like.lab.progress import Progress, show, width_of, wrapped
+from parl_like.lab.goal import Goal
+from parl_like.lab.progress import show
 from parl_like.lab.reports import plots
 from parl_like.lab.runs import metrics as metrics_files
 from parl_like.lab.runs.checkpoint import Checkpoints, Loaded
 from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import RunDir, State, logged
-from parl_like.lab.text import escaped, printer
+from parl_like.lab.signals import Signals
+from parl_like.lab.text import escaped
 from parl_like.lab.yaml_text import UsageError
 from parl_like.run.diagnosis import refuse_divergence
 from parl_like.run.evaluation import hold_still
@@ -50,71 +49,23 @@ Report = Callable[[dict[str, Any]], None]
 STANDARD = ("return/mean", "return/last", "episode/length")
 """Metrics that every run's CSV has, from its first row on."""
 
-DEFAULT_EVAL_EPISODES = 10
-EVAL_SEED = 1_000_000  # evaluation is seeded with this plus the run's seed, far from the seeds people train with
 GIVE_UP_S = 30.0  # a disk that refused every checkpoint of so many seconds (three at least) ends the run
 FAILED_LINE = "the run failed"
 END_PATIENCE_S = 5.0  # how long a run that ends waits for a disk that refuses
-
-
-class Signals:
-    """SIGINT and SIGTERM ask for a clean stop; the second one ends the process at once.
-
-    Args:
-        show: Gets a line for people, in the middle of whatever goes on.
-
-    Attributes:
-        received: Name of the first signal, or empty.
-    """
-
-    def __init__(self, run: RunDir, show: Callable[[str], None]) -> None:
-        self.run, self.show = run, show
-        self.received = ""
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Self:
-        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
-            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, _: FrameType | None) -> None:
-        name = signal.Signals(number).name
-        if not self.received:
-            self.received = name
-            self.show(f"{name}: stopping after this iteration and a save; once more to leave at once")
-            return
-        with contextlib.suppress(Exception):
-            self.run.ended("stopped", f"{name}, second signal; nothing was saved after the last checkpoint")
-        if sys.stderr.isatty():
-            os.write(2, b"\x1b[?25h")  # the live table hides the cursor
-        os._exit(128 + number)
-
-
-def evaluation_seed(config: ExperimentConfig) -> int:
-    return EVAL_SEED + config.seed
-
-
-def evaluation_episodes(experiment: Experiment, config: ExperimentConfig) -> int:
-    return config.eval_episodes or experiment.eval_episodes or DEFAULT_EVAL_EPISODES
 
 
 class Session:
     """Trains one robot in one run directory, from here until it finishes, stops or fails."""
 
     robot: Robot
-    progress: Progress
     metrics: metrics_files.MetricsLog
-    evaluations: list[tuple[int, float]]
-    """While training: env step and score of each, in order."""
+    evaluations: Evaluations
 
     def __init__(self, experiment: Experiment, config: ExperimentConfig, run: RunDir, stream: TextIO | None, debug: bool,
                  report: Report | None) -> None:
         self.experiment, self.config, self.run = experiment, config, run
-        self.stream, self.debug, self.report = stream and printer(stream), debug, report
+        self.debug, self.report = debug, report
+        self.display = Display(stream, silent=(FAILED_LINE,))  # of a failure its last line is shown
         run.outbox.warn = self._warn
         self.checkpoints = Checkpoints(run.checkpoints, keep=config.keep_checkpoints, give_up_s=GIVE_UP_S, warn=self._warn)
         self.seconds_before = 0.0
@@ -122,12 +73,11 @@ class Session:
         self.saved_step = self.last_row = -1
         self.result: dict[str, Any] | None = None
         self.ended: tuple[State, str] = "running", ""
-        self._warned = {FAILED_LINE}  # texts that need not be shown any more; of a failure its last line is
 
     def go(self, robot: Robot, loaded: Loaded | None) -> int:
         """Everything from the first line on the screen to the exit code. `loaded`: the checkpoint whose state the robot has."""
         self.robot = robot
-        with logged(self.run, self._show_warning), Signals(self.run, self._show_amid) as signals:
+        with logged(self.run, self.display.warn), Signals(self.run, self.display.say_amid) as signals:
             try:
                 self._open(loaded)
                 try:
@@ -150,25 +100,6 @@ class Session:
             self.report({"run": str(self.run.path), "state": state, "exit_reason": reason, **(self.result or {})})
         return code
 
-    def say(self, text: str) -> None:
-        """One line, for those who read along and for the log."""
-        log.info(line := escaped(text))
-        self._show(line)
-
-    def _show(self, line: str) -> None:
-        if hasattr(self, "progress"):
-            self.progress.say(line)
-        else:
-            show(self.stream, wrapped(line, width_of(self.stream)))
-
-    def _show_amid(self, line: str) -> None:
-        """A line from the handler of a signal: above the table, which knows when; else past the streams, for print is not allowed
-        to be interrupted by itself."""
-        if hasattr(self, "progress") and self.progress.draws:
-            self.progress.say(line)
-        else:
-            os.write(2, f"\n{line}\n".encode())
-
     def step(self) -> int:
         return int(self.robot.counters()["env_steps"])
 
@@ -183,12 +114,12 @@ class Session:
         verb = "train" if loaded is None else "resume"
         parts = f"robot {self.experiment.robot}", f"{config.n_agents} agents", config.driver, f"seed {config.seed}"
         self.title = f"{self.experiment.name} ({', '.join(parts)})"
-        self.say(f"{verb} {self.title}: {config.total_steps:,} env steps -> {run.path}; Ctrl-C saves and stops")
+        self.display.say(f"{verb} {self.title}: {config.total_steps:,} env steps -> {run.path}; Ctrl-C saves and stops")
         for note in self.robot.notes:
             run.event("note", text=note)
-            self.say(note)
+            self.display.say(note)
         if config.tensorboard and metrics_files.tensorboard_missing():
-            self.say("no TensorBoard files: tensorboard is not installed; `pip install 'parl_like[tb]'`")
+            self.display.say("no TensorBoard files: tensorboard is not installed; `pip install 'parl_like[tb]'`")
         self._write_from(self.step())
         if loaded is None:
             run.event("started", pid=os.getpid())
@@ -201,11 +132,11 @@ class Session:
     def _write_from(self, step: int) -> None:
         """Opens the metrics and the progress, from `step` on; what was written of later ones goes."""
         metrics_files.truncate(self.run, step)
-        self.evaluations = metrics_files.evaluations(self.run)
+        self.evaluations = Evaluations(self.config, metrics_files.each_evaluation(self.run))
         self._show_evaluated()
         self.last_row = step
         self.metrics = metrics_files.MetricsLog(self.run, tensorboard=self.config.tensorboard, start_step=step)
-        self.progress = Progress(self.title, self.config.total_steps, step, self.config.log_every_s, self.stream)
+        self.display.begin(self.title, self.config.total_steps, step, self.config.log_every_s)
 
     def _train(self, signals: Signals) -> None:
         """Iterations until `total_steps` or `stop_score`, with a checkpoint at every multiple of `checkpoint_every`, 0 included,
@@ -220,7 +151,7 @@ class Session:
         if every and self.saved_step < 0 == step:
             self._save(last=False)  # what a run that is interrupted before its first checkpoint goes on from, exactly
         self._evaluate_if_due(step, signals)
-        while step < total and not signals.received and not self._reached():
+        while step < total and not signals.received and not self.evaluations.reached():
             stop = min(total, (step // every + 1) * every) if every else total
             before = step
             iterations = self.robot.iterate(stop)
@@ -228,16 +159,16 @@ class Session:
                 step = self.step()
                 if step // self.config.metrics_every > self.last_row // self.config.metrics_every:
                     self._write_row(step)
-                self.progress.tick(step, self._shown)
+                self.display.tick(step, self._shown)
                 self.run.outbox.tend()
                 if step < stop:
                     self._evaluate_if_due(step, signals)
-                if signals.received or self._reached():
+                if signals.received or self.evaluations.reached():
                     break
             if (close := getattr(iterations, "close", None)) is not None:
                 close()  # a generator left in the middle tidies up now, not when it is collected
             step = self.step()
-            ended = bool(signals.received) or self._reached()
+            ended = bool(signals.received) or self.evaluations.reached()
             if step == before and not ended:
                 raise RuntimeError(f"robot.iterate({stop}) ended at env step {step} without a step; expected it to reach {stop}")
             step = self._save(last=step >= total or ended, interrupted=ended and step < stop)
@@ -265,10 +196,11 @@ class Session:
             raise error from error.__cause__
         self.robot.load_state_dict(_moved_on(loaded.tree))
         step = self.step()
-        self.progress.close()
+        self.display.close()
         self._write_from(step)
         self.run.event("rolled back", step=step, reached=reached, reason=reason)
-        self.say(f"diverged at env step {reached:,} ({reason}); once, training goes back to the checkpoint of step {step:,}")
+        back = f"once, training goes back to the checkpoint of step {step:,}"
+        self.display.say(f"diverged at env step {reached:,} ({reason}); {back}")
 
     def _finish(self, signals: Signals) -> None:
         """Evaluation, `result.json`, the picture, and four lines for the person who waits.
@@ -276,43 +208,42 @@ class Session:
         A signal ends the evaluation at its next step: `result.json` then has the episodes that were over, who stopped it, and no
         verdict. All training is saved, so a resume evaluates anew.
         """
-        self.progress.close()
+        self.display.close()
         step, seconds, trace = self.step(), self.seconds(), self.robot.trace_hash()
         episodes = evaluation_episodes(self.experiment, self.config)
         evaluation = self._evaluate(signals)
         stopped_by = signals.received if evaluation["episodes"] < episodes else None
-        if self.config.eval_every and not stopped_by and (not self.evaluations or self.evaluations[-1][0] < step):
+        if not stopped_by and self.evaluations.missing(step):
             self._note_evaluation(step, evaluation)
-        goal = _goal_of(self.experiment, self.config)
+        goal = Goal(self.experiment, self.config)
         solved = None if stopped_by else goal.verdict({**self._metrics(), **evaluation})
         self.result = {
             "experiment": self.experiment.name, "solved": solved, "stopped_by": stopped_by, "evaluation": evaluation,
             "trace_hash": trace,
             "env_steps": step, "seconds": seconds, "steps_per_s": step / seconds if seconds > 0 else None,
             "counters": self.robot.counters(),
-            "expect": {key: [bounds.at_least, bounds.at_most] for key, bounds in goal.bounds.items()},
+            "expect": goal.bounds(),
             "never_learned": dict(self.robot.never_learned()), "remarks": list(self.robot.remarks()),
             "notes": list(self.robot.notes),
-            **({"best": self._evaluated()} if self.config.eval_every else {}),
+            **({"best": self.evaluations.summary()} if self.config.eval_every else {}),
         }
         for remark in self.result["remarks"]:
             self._warn(remark)
         self.run.save_result(self.result)
         if stopped_by:
-            self.say(f"the evaluation was stopped after {int(evaluation['episodes'])} of {episodes} episodes")
+            self.display.say(f"the evaluation was stopped after {int(evaluation['episodes'])} of {episodes} episodes")
             return
         try:
             out = self.run.plots / "learning_curve.png"
             picture = f"learning curve: {plots.learning_curve([self.run], out, metric=self._drawn())}"
         except plots.PlotError as error:
             picture = str(error)
-        self.say(_verdict_line(solved, goal, self.experiment, {**self._metrics(), **evaluation},
-                               min(step, self.config.total_steps)))
+        self.display.say(goal.line(solved, {**self._metrics(), **evaluation}, min(step, self.config.total_steps)))
         for line in self._learned():
-            self.say(line)
-        self.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
-        self.say(f"everything is in {self.run.path}; {picture}")
-        self.say(f"next: `parl-like play {self.run.path}` or `parl-like plot {self.run.path}`")
+            self.display.say(line)
+        self.display.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
+        self.display.say(f"everything is in {self.run.path}; {picture}")
+        self.display.say(f"next: `parl-like play {self.run.path}` or `parl-like plot {self.run.path}`")
 
     def _losses(self) -> list[str]:
         """Metrics that are losses, and have a value."""
@@ -322,7 +253,7 @@ class Session:
         """The metric of the picture: returns, or where nobody acted those of evaluations, or else a loss."""
         if self.robot.counters()["episodes"]:
             return plots.DEFAULT_METRIC
-        others = [plots.EVALUATED] * bool(self.evaluations) + self._losses()
+        others = [plots.EVALUATED] * bool(self.evaluations.scores) + self._losses()
         return others[0] if others else plots.DEFAULT_METRIC
 
     def _learned(self) -> list[str]:
@@ -349,42 +280,25 @@ class Session:
 
     def _evaluate_if_due(self, step: int, signals: Signals) -> None:
         """One that a signal cuts leaves nothing, so that a resume does it anew."""
-        every, last = self.config.eval_every, self.evaluations[-1][0] if self.evaluations else -1
-        if every and step // every > last // every and not signals.received:
+        if self.evaluations.due(step) and not signals.received:
             numbers = self._evaluate(signals)
             if numbers["episodes"] >= evaluation_episodes(self.experiment, self.config):
                 self._note_evaluation(step, numbers)
 
     def _note_evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
-        score, best = numbers["score"], self._best()[1]
-        self.evaluations.append((step, score))
+        score, best = numbers["score"], self.evaluations.best()[1]
+        self.evaluations.add(step, score)
         self.metrics.write(self._row(step) | {f"{metrics_files.EVALUATION}{key}": value for key, value in numbers.items()})
         if score > best:
             self.checkpoints.save_best(step, self.robot.acting_state(), self._meta(), score)
         self.run.event("evaluated", step=step, score=score)
         self._show_evaluated()
-        reached = f"; stop_score={self.config.stop_score:g} is reached" if self._reached() else ""
-        self.say(f"evaluation at env step {step:,}: score {score:.4g}{', the best so far' * (score > best)}{reached}")
+        reached = f"; stop_score={self.config.stop_score:g} is reached" if self.evaluations.reached() else ""
+        self.display.say(f"evaluation at env step {step:,}: score {score:.4g}{', the best so far' * (score > best)}{reached}")
 
     def _show_evaluated(self) -> None:
         if self.config.eval_every:
-            self.run.update(evaluated=self._evaluated())
-
-    def _evaluated(self) -> dict[str, float]:
-        """As `RunInfo.evaluated`."""
-        if not self.evaluations:
-            return {}
-        (step, score), (best_step, best) = self.evaluations[-1], self._best()
-        return {"step": step, "score": score, "best_step": best_step, "best": best}
-
-    def _best(self) -> tuple[int, float]:
-        """Env step and score of the best evaluation so far, the first of equal ones; a score that is no number is none."""
-        return max((one for one in self.evaluations if not math.isnan(one[1])), key=lambda one: one[1], default=(-1, -math.inf))
-
-    def _reached(self) -> bool:
-        """Return whether the last evaluation has reached `stop_score`."""
-        stop = self.config.stop_score
-        return stop is not None and bool(self.evaluations) and self.evaluations[-1][1] >= stop
+            self.run.update(evaluated=self.evaluations.summary())
 
     # ---- rows and checkpoints
 
@@ -395,17 +309,14 @@ class Session:
 
     def _shown(self) -> dict[str, float]:
         """Return what the progress shows: evaluations while training, too."""
-        if not (found := self._evaluated()):
-            return self._metrics()
-        steps = {"at step": found["step"], "best": found["best"], "best at step": found["best_step"]}
-        return self._metrics() | {"evaluation/last": found["score"]} | {f"evaluation/{key}": one for key, one in steps.items()}
+        return self._metrics() | self.evaluations.shown()
 
     def _write_row(self, step: int) -> None:
         self.last_row = step
         self.metrics.write(self._row(step))
 
     def _row(self, step: int) -> dict[str, float]:
-        clock = {"step": step, "elapsed_s": round(self.seconds(), 3), "steps_per_s": self.progress.steps_per_s()}
+        clock = {"step": step, "elapsed_s": round(self.seconds(), 3), "steps_per_s": self.display.steps_per_s()}
         return {**clock, **self._metrics()}
 
     def _meta(self) -> dict[str, object]:
@@ -433,12 +344,6 @@ class Session:
     def _warn(self, text: str) -> None:
         log.warning(escaped(text))
 
-    def _show_warning(self, text: str) -> None:
-        """A warning or an error of the log, for those who read along: each once."""
-        if text not in self._warned:
-            self._warned.add(text)
-            self._show(f"warning: {escaped(text)}")
-
     # ---- the ends
 
     def _end(self, state: State, reason: str) -> int:
@@ -448,8 +353,8 @@ class Session:
         self.run.ended(state, reason)
         self.ended = state, reason
         if state == "stopped":
-            self.progress.close()
-            self.say(f"stopped by {reason} at env step {self.step():,}; continue with `parl-like resume {self.run.path}`")
+            self.display.close()
+            self.display.say(f"stopped by {reason} at env step {self.step():,}; continue with `parl-like resume {self.run.path}`")
             return STOPPED
         return FINISHED
 
@@ -460,8 +365,8 @@ class Session:
         log.error("%s\n%s", FAILED_LINE, "".join(traceback.format_exception(error)))
         there = f"; the traceback is in {self.run.log_file}"
         with contextlib.suppress(OSError, UsageError):  # a full disk must not hide what happened
-            if hasattr(self, "progress"):
-                self.progress.close()
+            if self.display.progress is not None:
+                self.display.close()
                 self._rescue()
             self.run.ended("failed", reason)
             self.run.event("failed", reason=reason)
@@ -472,12 +377,12 @@ class Session:
                 there += f"; continue from step {step} with `parl-like resume {self.run.path}`"
         except (OSError, UsageError):
             there = ""  # a deleted run has neither log nor checkpoint
-        if self.debug and self.stream is not None:
-            traceback.print_exception(error, file=self.stream)
+        if self.debug and self.display.stream is not None:
+            traceback.print_exception(error, file=self.display.stream)
         else:
             for line in users_lines(error):
-                show(self.stream, line)
-        show(self.stream, f"error: {' '.join(reason.split())}{there}")
+                show(self.display.stream, line)
+        show(self.display.stream, f"error: {' '.join(reason.split())}{there}")
         return DIVERGED if _diverged(error) else FAILED
 
     def _rescue(self) -> None:
@@ -509,30 +414,3 @@ def _moved_on(tree: object) -> Any:
         set_rng_state(generator, tree)
         return rng_state(np.random.Generator(generator.bit_generator.jumped()))  # type: ignore[attr-defined]
     return {key: _moved_on(value) for key, value in tree.items()}
-
-
-def _goal_of(experiment: Experiment, config: ExperimentConfig) -> Experiment:
-    """The experiment; without its expectation, which would say nothing, where the run has another environment."""
-    def task(one: object) -> Any:
-        env = msgspec.to_builtins(getattr(one, "env", None))
-        return {**env, "vector": 0} if isinstance(env, dict) else env
-
-    own = task(configs.resolve(type(config), experiment.config))
-    return experiment if task(config) == own else msgspec.structs.replace(experiment, expect={})
-
-
-def _verdict_line(solved: bool | None, goal: Experiment, experiment: Experiment, results: Mapping[str, float], steps: int) -> str:
-    got = f"mean return {results.get('mean_return', math.nan):.4g} over {int(results['episodes'])} episodes"
-    if solved is None:
-        why = "'s goal is one of another environment" if experiment.bounds and not goal.bounds else " names no goal"
-        return f"finished: {got} (this experiment{why})"
-    goals = []
-    for key, bounds in goal.bounds.items():
-        limits = {"at least": bounds.at_least, "at most": bounds.at_most}
-        value = "" if key == "mean_return" else f" (is {results.get(key, math.nan):.4g})"
-        wanted = (f"{word} {limit:g}" for word, limit in limits.items() if limit is not None)
-        goals.append(f"{key} {' and '.join(wanted)}{value}")
-    whole = experiment.config.get("total_steps", steps)
-    if not solved and steps < whole:
-        return f"finished: {got} after {steps:,} of the experiment's {whole:,} steps; at their end it expects {', '.join(goals)}"
-    return f"{'solved' if solved else 'not solved'}: {got}; expected {', '.join(goals)}"

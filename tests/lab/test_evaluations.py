@@ -11,6 +11,8 @@ from test_runner import clean, events, resume, rows, state, train  # noqa: F401 
 
 from parl_like.lab import runner, session
 from parl_like.lab.cli import _run_row
+from parl_like.lab.config import ExperimentConfig
+from parl_like.lab.evaluations import Evaluations
 from parl_like.lab.reports import plots
 from parl_like.lab.runs.checkpoint import Checkpoints, verify
 from parl_like.lab.runs.metrics import evaluations
@@ -187,6 +189,22 @@ def test_evaluations_may_begin_when_a_run_goes_on():
     train()
     code, run, _ = resume(overrides={"total_steps": 800, "eval_every": 200})
     assert code == 0 and [step for step, _ in evaluations(run)] == [400, 600, 800]
+
+
+def test_when_one_is_due_and_which_is_the_best():
+    config = ExperimentConfig(run_dir="", total_steps=1, n_agents=1, eval_every=100, stop_score=3)
+    none = Evaluations(config)
+    assert none.due(0) and none.missing(0) and not none.reached()
+    assert (none.summary(), none.shown()) == ({}, {})
+    some = Evaluations(config, [(0, 1.0), (120, 3.0), (200, 3.0)])
+    assert some.reached() and some.best() == (120, 3.0)
+    assert [step for step in (200, 250, 299, 300, 470) if some.due(step)] == [300, 470]
+    assert not some.missing(200) and some.missing(201)
+    some.add(300, float("nan"))
+    assert not some.reached() and some.best() == (120, 3.0)
+    assert some.summary()["step"] == 300 and some.shown()["evaluation/best at step"] == 120
+    never = Evaluations(ExperimentConfig(run_dir="", total_steps=1, n_agents=1))
+    assert not never.due(0) and not never.missing(0) and not never.reached()
 
 
 # ---- the picture

@@ -23,8 +23,8 @@ from lab_fakes import MODULE, FakeRobot, experiment, signal_here
 
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.lab import config as configs
+from parl_like.lab import evaluations, runner, session
 from parl_like.lab import experiment as experiments
-from parl_like.lab import runner, session
 from parl_like.lab.reports import plots
 from parl_like.lab.runs import checkpoint
 from parl_like.lab.runs import metrics as metrics_files
@@ -168,7 +168,7 @@ def test_without_a_goal_there_is_no_verdict():
     stream = io.StringIO()
     runner.train(one, configs.resolve(MODULE.Config, one.config, {"run_dir": "run"}), stream=stream)
     assert RunDir(Path("run")).result()["solved"] is None
-    assert RunDir(Path("run")).result()["evaluation"]["episodes"] == session.DEFAULT_EVAL_EPISODES
+    assert RunDir(Path("run")).result()["evaluation"]["episodes"] == evaluations.DEFAULT_EVAL_EPISODES
     assert "finished: mean return" in stream.getvalue()
 
 
@@ -638,7 +638,7 @@ def test_evaluation_gives_the_numbers_of_the_result_again():
     _, run, _ = train(seed=5)
     numbers = runner.evaluate("run")
     assert {key: numbers[key] for key in run.result()["evaluation"]} == run.result()["evaluation"]
-    assert (numbers["step"], numbers["seed"]) == (400, session.EVAL_SEED + 5)
+    assert (numbers["step"], numbers["seed"]) == (400, evaluations.EVAL_SEED + 5)
     few = runner.evaluate("run", episodes=3, seed=0, which="100")
     assert (few["episodes"], few["step"], few["seed"]) == (3, 100, 0)
     weight = state(run, 100).weight

@@ -10,7 +10,7 @@ import torch
 
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab.session import evaluation_seed
+from parl_like.lab.evaluations import evaluation_seed
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -13,7 +13,7 @@ from parl_like.algorithms import IMPALA
 from parl_like.algorithms.impala import thinker_streams
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab.session import evaluation_seed
+from parl_like.lab.evaluations import evaluation_seed
 from parl_like.models import Planner
 from parl_like.robots.single import Config, build
 

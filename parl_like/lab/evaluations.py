@@ -1,0 +1,69 @@
+"""The evaluations of a run: seed and episodes of each; while it trains, when one is due, and which was the best."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from parl_like.lab.config import ExperimentConfig
+from parl_like.lab.experiment import Experiment
+
+DEFAULT_EVAL_EPISODES = 10
+EVAL_SEED = 1_000_000  # evaluation is seeded with this plus the run's seed, far from the seeds people train with
+
+
+def evaluation_seed(config: ExperimentConfig) -> int:
+    return EVAL_SEED + config.seed
+
+
+def evaluation_episodes(experiment: Experiment, config: ExperimentConfig) -> int:
+    return config.eval_episodes or experiment.eval_episodes or DEFAULT_EVAL_EPISODES
+
+
+class Evaluations:
+    """Scores of evaluations while training, in order.
+
+    Args:
+        config: Its `eval_every` and `stop_score` count.
+        scores: Env step and score of each one so far.
+    """
+
+    def __init__(self, config: ExperimentConfig, scores: Iterable[tuple[int, float]] = ()) -> None:
+        self.every, self.stop_score = config.eval_every, config.stop_score
+        self.scores = list(scores)
+
+    def add(self, step: int, score: float) -> None:
+        self.scores.append((step, score))
+
+    def due(self, step: int) -> bool:
+        """Return whether a multiple of `eval_every` lies after the last one and up to `step`; 0 is one, too."""
+        return bool(self.every) and step // self.every > self._last() // self.every
+
+    def missing(self, step: int) -> bool:
+        """Return whether the run has evaluations while it trains, and none of `step` or later."""
+        return bool(self.every) and self._last() < step
+
+    def reached(self) -> bool:
+        """Return whether the last one has reached `stop_score`."""
+        return self.stop_score is not None and bool(self.scores) and self.scores[-1][1] >= self.stop_score
+
+    def best(self) -> tuple[int, float]:
+        """Env step and score of the best one so far, the first of equal ones; a score that is no number is none."""
+        return max((one for one in self.scores if not math.isnan(one[1])), key=lambda one: one[1], default=(-1, -math.inf))
+
+    def summary(self) -> dict[str, float]:
+        """As `RunInfo.evaluated`."""
+        if not self.scores:
+            return {}
+        (step, score), (best_step, best) = self.scores[-1], self.best()
+        return {"step": step, "score": score, "best_step": best_step, "best": best}
+
+    def shown(self) -> dict[str, float]:
+        """The summary as metrics that the progress shows."""
+        if not (found := self.summary()):
+            return {}
+        return {"evaluation/last": found["score"], "evaluation/at step": found["step"], "evaluation/best": found["best"],
+                "evaluation/best at step": found["best_step"]}
+
+    def _last(self) -> int:
+        return self.scores[-1][0] if self.scores else -1

@@ -1,0 +1,51 @@
+"""Signals that stop a run: one for a clean stop, a second one to leave at once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from types import FrameType
+from typing import Any, Self
+
+from parl_like.lab.runs.rundir import RunDir
+
+
+class Signals:
+    """SIGINT and SIGTERM ask for a clean stop; the second one ends the process at once.
+
+    Args:
+        show: Gets a line for people, in the middle of whatever goes on.
+
+    Attributes:
+        received: Name of the first signal, or empty.
+    """
+
+    def __init__(self, run: RunDir, show: Callable[[str], None]) -> None:
+        self.run, self.show = run, show
+        self.received = ""
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
+            self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, _: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        if not self.received:
+            self.received = name
+            self.show(f"{name}: stopping after this iteration and a save; once more to leave at once")
+            return
+        with contextlib.suppress(Exception):
+            self.run.ended("stopped", f"{name}, second signal; nothing was saved after the last checkpoint")
+        if sys.stderr.isatty():
+            os.write(2, b"\x1b[?25h")  # the live table hides the cursor
+        os._exit(128 + number)
