@@ -13,7 +13,11 @@ from parl_like import AgentHelper, ComputationTask
 from parl_like.agents.acting import Acting
 from parl_like.agents.row_writer import RowWriter
 from parl_like.agents.updates import UpdateSender
+from parl_like.drivers.acting_agents import ActingAgents
 from parl_like.drivers.cooperative import CooperativeDriver
+from parl_like.drivers.round_state import RoundState
+from parl_like.drivers.serving import Serving
+from parl_like.drivers.threads import ThreadsDriver
 from parl_like.drivers.workers.handle import WorkerHandle
 from parl_like.drivers.workers.hosted import HostedDriver
 from parl_like.drivers.workers.recipes import Recipes
@@ -32,7 +36,8 @@ ALLOWED = ROOT / "tests" / "data" / "private_names_of_others.json"
 
 PARTS_OF_THE_CORE = (AgentHelper, Acting, RowWriter, UpdateSender,
                      ComputationTask, AlgorithmRunner, LearnedParameters, RowUpdates,
-                     Rounds, CooperativeDriver, HostedDriver, WorkerHandle, Supervisor, Recipes, Reports, Worker)
+                     Rounds, CooperativeDriver, ThreadsDriver, RoundState, ActingAgents, Serving,
+                     HostedDriver, WorkerHandle, Supervisor, Recipes, Reports, Worker)
 
 PARTS = re.compile(r"(robot|agent|task|pool|helper|algorithm|queue|driver|wrapper)s?")
 UNTYPED = re.compile(r"(((list|Sequence|Iterable)\[|(dict|Mapping)\[str, )Any\]|Any)( \| None)?")

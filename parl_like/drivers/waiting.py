@@ -1,16 +1,11 @@
-"""The waiting of the threads driver: locks that one thread takes and another releases, and how a queue's thread waits."""
+"""The waiting of the threads driver: locks that one thread takes and another releases, and threads that end."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from time import monotonic
-from typing import TYPE_CHECKING
 
 from parl_like.process.child import shielded
-
-if TYPE_CHECKING:
-    from parl_like.tasks.queues import RequestQueue
 
 
 def has_ended(thread: threading.Thread, end: float = 0.0) -> bool:
@@ -40,29 +35,3 @@ def release(lock: threading.Lock) -> None:
     """Wakes who sleeps on it, or the next who would; the caller holds the driver's lock."""
     if lock.locked():
         lock.release()
-
-
-class Server:
-    """The service of one queue in one run.
-
-    Attributes:
-        bell: What its thread sleeps on.
-        asleep: The thread sleeps until the bell, so the first request of a batch must ring; else it wakes by the clock.
-        busy: A batch is being computed, by the thread or by an agent.
-    """
-
-    __slots__ = ("asleep", "bell", "busy", "queue", "thread", "training")
-
-    def __init__(self, queue: RequestQueue, serve_forever: Callable[[Server], None]) -> None:
-        self.queue, self.training = queue, queue.kind == "learn"
-        self.bell = locked()
-        self.asleep = self.busy = False
-        self.thread = threading.Thread(target=serve_forever, args=(self,), name=f"{queue.task.name} {queue.kind}", daemon=True)
-
-
-class InService:
-    """The queues of which a batch is being computed, for `parl_like.tasks.rounds`."""
-
-    def __contains__(self, queue: object) -> bool:
-        server: Server | None = getattr(queue, "server", None)
-        return server is not None and server.busy

@@ -597,7 +597,8 @@ def test_a_server_that_dies_of_a_bug_fails_all_tickets_instead_of_hanging(stage,
     if stage == "serve":
         monkeypatch.setattr(queue, "serve", bug)
     else:
-        original, failed_once = robot.pool.driver._count_in, []
+        acting, failed_once = robot.pool.driver._acting, []
+        original = acting.count_in
 
         def count_in(tickets, own=None):
             learning = threading.current_thread().name == "echo learn"
@@ -607,7 +608,7 @@ def test_a_server_that_dies_of_a_bug_fails_all_tickets_instead_of_hanging(stage,
                 bug()
             return original(tickets, own)
 
-        monkeypatch.setattr(robot.pool.driver, "_count_in", count_in)
+        monkeypatch.setattr(acting, "count_in", count_in)
     with pytest.raises((TaskFailed, RuntimeError), match="(?s)could not go on with .*RuntimeError: a bug of the framework"):
         robot.run()
     assert len(errors) == 4
@@ -660,7 +661,7 @@ def test_no_agent_is_lost_from_the_counts():
             with robot_of(program, 6, echo_task(helper=Learner), mode=mode) as robot:
                 robot.run()
                 driver = robot.pool.driver
-                assert (driver.rounds.acting, driver.rounds.learners, driver._held) == (0, set(), [])
+                assert (driver.rounds.acting, driver.rounds.learners, driver._round.held) == (0, set(), [])
     finally:
         sys.setswitchinterval(interval)
 
@@ -754,9 +755,9 @@ def test_whoever_gives_up_a_reply_wakes_the_next_in_line():
         ticket.state = threads.WAITED
         ticket.queue = echo_task()  # anything with a kind
         ticket.queue.kind = "predict"
-    driver._wake(driver._count_in(tickets, own=tickets[3]))
+    driver._acting.wake(driver._acting.count_in(tickets, own=tickets[3]))
     assert [ticket.waiter.locked() for ticket in tickets] == [False, True, True, False, True]  # 3 first, for it is awake; 0 next
-    driver._give_up(tickets[3])
+    driver._acting.give_up(tickets[3])
     driver.wait(tickets[0])
     assert [ticket.waiter.locked() for ticket in tickets] == [True, False, False, False, True]
     driver.wait(tickets[1])

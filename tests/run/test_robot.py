@@ -1055,14 +1055,14 @@ def test_after_ctrl_c_anywhere_the_next_run_is_whole(driver, where, what, monkey
 
 
 def test_after_ctrl_c_in_a_start_the_next_run_is_whole(monkeypatch):
-    import parl_like.drivers.threads as threads
+    import parl_like.drivers.serving as serving
 
     def strike(*args):
         raise KeyboardInterrupt
 
     with robot_of(a2c(Noisy), lambda: OnPolicyHelper(unroll=5), Noisy, n_agents=3, driver="threads") as robot:
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            patch.setattr(threads, "Server", strike)
+            patch.setattr(serving, "Server", strike)
             robot.train_iter()
         robot.run(StopAfterSteps(120))
         assert robot.env_steps == 120
