@@ -248,8 +248,8 @@ class AgentHelper(Guarded):
     # ------------------------------------------------------------------------------------------------------------- storing
 
     def store(
-        self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None = None,
-        mask: Array | None = None, extra: Mapping[str, Any] | None = None,
+        self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any,
+        info: Mapping[str, object] | None = None, mask: Array | None = None, extra: Mapping[str, object] | None = None,
     ) -> None:
         """Stores one transition (n of them for a vector environment) and learns when the schedule says so.
 

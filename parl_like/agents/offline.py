@@ -94,8 +94,8 @@ class OfflineHelper(OffPolicyHelper):
                                  "convert the data, or build the model for its spaces", True)
 
     def store(
-        self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None = None,
-        mask: Array | None = None, extra: Mapping[str, Any] | None = None,
+        self, obs: object, act: object, rew: object, obs_next: object, terminated: Any, truncated: Any,
+        info: Mapping[str, object] | None = None, mask: Array | None = None, extra: Mapping[str, object] | None = None,
     ) -> None:
         """Offline data does not grow; the step counts for `learn_every`."""
         if self.mode != "test" and self.buffer is not None:

@@ -116,8 +116,8 @@ class OnlineHelper(AgentHelper):
         return self.context.codec.listed({"act": np.asarray(act)[None]})[0]  # type: ignore[index]
 
     def store(
-        self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None = None,
-        mask: Array | None = None, extra: Mapping[str, Any] | None = None,
+        self, obs: Any, act: object, rew: Any, obs_next: object, terminated: object, truncated: object,
+        info: Mapping[str, object] | None = None, mask: Array | None = None, extra: Mapping[str, object] | None = None,
     ) -> None:
         """Learns from one transition. `mask` and `extra` are for helpers with a buffer.
 

@@ -90,8 +90,8 @@ class PopulationHelper(AgentHelper):
             self.explorer.memory[:] = self._number() // self.episodes  # type: ignore[union-attr]
 
     def store(
-        self, obs: Any, act: Any, rew: Any, obs_next: Any, terminated: Any, truncated: Any, info: Mapping[str, Any] | None = None,
-        mask: Array | None = None, extra: Mapping[str, Any] | None = None,
+        self, obs: object, act: object, rew: Any, obs_next: object, terminated: object, truncated: object,
+        info: Mapping[str, object] | None = None, mask: Array | None = None, extra: Mapping[str, object] | None = None,
     ) -> None:
         """Adds the reward to the episode's return. Nothing else is kept.
 

@@ -170,7 +170,7 @@ class VectorFace(EnvFace):
             self._reset_now = self._done
             self.valid &= ~self._done
         if info.__class__ is not dict:
-            self._check_info(info, "step()")
+            self._checked(f"step() of its {self._name} (seed {self.seed})", self._output.info, info)
         if self._keeps:
             info = copied(info)
         if np.shape(done) != (self.n,):

@@ -134,7 +134,7 @@ class EnvFace:
             raise self._failed(f" raised in reset(seed={seed})", error) from error
         obs, info = self._checked(f"reset() of its {self._name}", self._output.pair, given)
         if info.__class__ is not dict:
-            self._check_info(info, "reset()")
+            self._checked(f"reset() of its {self._name} (seed {self.seed})", self._output.info, info)
         obs = copied(obs)
         if self._output.judges:
             obs, _ = self._accepted(obs, 0.0, "reset")
@@ -246,7 +246,8 @@ class EnvFace:
             raise self._failed(f" (seed {self.seed}) raised in step({act!r}), step {self.episode_length} of the episode",
                                error) from error
         if info.__class__ is not dict:
-            self._check_info(info, f"step({act!r}), step {self.episode_length} of the episode,")
+            self._checked(f"step({act!r}), step {self.episode_length} of the episode, of its {self._name} (seed {self.seed})",
+                          self._output.info, info)
         if keeps:
             info = copied(info)
         self.time_steps += info.get("repeats", 1) if info else 1
@@ -287,9 +288,6 @@ class EnvFace:
             return rule(*given)
         except BadOutput as error:
             raise AgentFailed(f"{self._agent}: {where} {error}") from None
-
-    def _check_info(self, info: object, of: str) -> None:
-        self._checked(f"{of} of its {self._name} (seed {self.seed})", self._output.info, info)
 
     def _so_far(self) -> str:
         return f"its {self._name} (seed {self.seed}), after {self.episode_length} steps of the episode,"

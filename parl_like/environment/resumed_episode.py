@@ -12,6 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.data.storage.state_check import check_count
+from parl_like.environment.factory import AnyEnv
 from parl_like.environment.state import can_hold, clone_state, hold, restore_state, unhold
 from parl_like.interfaces import ActingAgent
 from parl_like.values.errors import AgentFailed, Stopped, TaskFailed, WrongCaller
@@ -35,7 +36,7 @@ class CarriedEpisode:
         left: Whether other episodes were played since it was held.
     """
 
-    def __init__(self, env: gym.Env[Any, Any], agent: ActingAgent, failed: Callable[[str, Exception], AgentFailed]) -> None:
+    def __init__(self, env: AnyEnv, agent: ActingAgent, failed: Callable[[str, Exception], AgentFailed]) -> None:
         self._env, self._agent, self._failed = env, agent, failed
         self.held: dict[str, object] | None = None
         self.left = False
@@ -118,7 +119,7 @@ class CarriedEpisode:
         except Exception as error:
             raise self._failed(" raised in restore_state", error) from error
 
-    def _memory(self) -> dict[str, list[Any]]:
+    def _memory(self) -> dict[str, list[object]]:
         return {name: list(helper.memory) for name, helper in self._agent.helpers.items()}
 
     def _cut_off(self, error: ValueError) -> None:
