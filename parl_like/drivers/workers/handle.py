@@ -45,8 +45,8 @@ class WorkerHandle:
         owner: Of the rows that tasks keep for its process's agents; its requests hold it, too.
         status: Of its process; `become` sets it.
         paused: Its agents could go on without the robot, which has its turn first.
-        acting: `Agent.pace` of those of its learning agents that did not wait for updates at its last turn, as of one.
-        outbox: Messages to it that were not delivered yet: kind, parts.
+        acting: `Agent.progress` of those of its learning agents that did not wait for updates at its last turn, as of one.
+        outbox: Messages to it that were not delivered yet: kind, parts, frames.
         sent, seen: Messages to it, with those, and how many of them it had taken in at its last turn.
         silent: Seconds since it last said something, or began to owe it, in which the robot listened.
         owes: Since when it has owed a turn. pace: Seconds of a turn, a running mean. slow: It has been called slow.
@@ -60,7 +60,7 @@ class WorkerHandle:
         self.owner = Owner()
         self.inbox: deque[Message] = deque()
         self.states: deque[Any] = deque()
-        self.outbox: list[tuple[Kind, dict[str, Any]]] = []
+        self.outbox: list[tuple[Kind, dict[str, Any], list[object]]] = []
         self.status = WorkerStatus.ENDED
         self.reset()
 

@@ -109,16 +109,17 @@ class Supervisor:
             self._link.begin(worker, recipe)
             worker.become(WorkerStatus.STARTING)
 
-    def _put(self, worker: WorkerHandle, kind: Kind, parts: dict[str, object]) -> None:
-        """A message (`parl_like.drivers.messages.pack`) to a worker that is up, which `deliver` sends."""
+    def _put(self, worker: WorkerHandle, kind: Kind, parts: dict[str, Any]) -> None:
+        """A message to a worker that is up, which `deliver` sends. Raises WireError where `pack` does; then nothing was sent."""
         if not worker.up:
             return
+        frames = pack(kind, **parts)
         if kind is not Kind.STATE:  # parameters call for no answer
             if worker.sent == worker.seen:
                 worker.silent, worker.owes = 0.0, monotonic()  # from now on it owes a sign of life
             worker.sent += 1
             worker.paused = False
-        worker.outbox.append((kind, parts))
+        worker.outbox.append((kind, parts, frames))
 
     def deliver(self) -> None:
         """Sends what waits in the outboxes. What goes to one worker together is taken as one: its agents go on after the last.
@@ -127,13 +128,16 @@ class Supervisor:
         of two messages it happened to read before the other came, and two runs are the same.
         """
         for worker in self.workers:
-            if worker.outbox:
-                last = max((i for i, (kind, _) in enumerate(worker.outbox) if kind is not Kind.STATE), default=0)
-                for i, (kind, parts) in enumerate(worker.outbox):
+            outbox = worker.outbox
+            if not outbox:
+                continue
+            last = max((i for i, (kind, _, _) in enumerate(outbox) if kind is not Kind.STATE), default=0)
+            with shielded():  # a message that is sent twice, or in half, would cost the worker
+                for i, (kind, parts, frames) in enumerate(outbox):
                     if i < last and kind is not Kind.STATE:
-                        parts["notes"] = {**parts.get("notes", {}), "more": True}
-                    self._link.send(worker, pack(kind, **parts))
-                worker.outbox.clear()
+                        frames = pack(kind, **{**parts, "notes": {**parts.get("notes", {}), "more": True}})  # noqa: PLW2901
+                    self._link.send(worker, frames)
+                outbox.clear()
 
     def _have_put(self) -> None:
         """Async: delivers at once."""
@@ -150,7 +154,7 @@ class Supervisor:
     def order_agents(self, order: str, worker: WorkerHandle, agents: Sequence[Agent], collecting: bool | str) -> None:
         """An order to some agents of a worker, with what they may do of steps and episodes; -1: no bound."""
         def numbers(name: str) -> list[int]:
-            return [-1 if getattr(agent, name) is None else getattr(agent, name) for agent in agents]
+            return [-1 if getattr(agent, name) is None else int(getattr(agent, name)) for agent in agents]
 
         self.order(order, [worker], agents=[agent.index for agent in agents], steps=numbers("quota_steps"),
                    episodes=numbers("quota_episodes"), collecting=collecting)

@@ -113,7 +113,7 @@ class RemoteDriver(CooperativeDriver):
         return out
 
     def pace(self) -> list[int]:
-        """`Agent.pace` of those that learn and do not wait for updates, as of one agent; empty where there are none."""
+        """`Agent.progress` of those that learn and do not wait for updates, as of one agent; empty where there are none."""
         found = [progress for agent in self.rounds.learners if (progress := agent.progress()) is not None]
         return [min(steps for steps, _ in found), int(any(due for _, due in found))] if found else []
 
