@@ -249,13 +249,13 @@ class AgentPort(Protocol):
     """An agent, as hooks and the run know it wherever it is.
 
     Attributes:
-        pool: The agents that it belongs to. robot: Whose pool that is, as users know it.
+        agent_pool: The agents that it belongs to. robot: Whose pool that is, as users know it.
         signal: What it shall do before its next step: 'stop', 'interrupt', 'park'; None: go on.
         quota_steps, quota_episodes: How many it still takes before it parks; None: no bound.
         needs: Task name → rows that it has claimed of it.
     """
 
-    pool: PoolPort
+    agent_pool: PoolPort
     robot: RunPort
     index: int
     n_envs: int

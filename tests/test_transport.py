@@ -923,7 +923,7 @@ def test_an_update_waits_for_an_agent_whose_own_is_being_made(learn_every):
             return True  # without a warmup, in the middle of which an agent that is ahead would pass by its first update
 
         def _learn(self):
-            driver, queue = self.agent.pool.driver, self.agent.robot.wrappers["RL"].trainings
+            driver, queue = self.agent.agent_pool.driver, self.agent.robot.wrappers["RL"].trainings
             if self.agent.index == 1:
                 until(lambda: queue.rows or self.task.learns, what="the request of the other agent")
                 with driver.lock:

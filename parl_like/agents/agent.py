@@ -64,7 +64,7 @@ class Agent(Guarded):
         if self.on_bad_value not in ("raise", "drop", "replace") or (self.vector and self.on_bad_value != "raise"):
             rest = " of an agent with a vector environment; wrap the single ones" if self.vector else ", 'drop' or 'replace'"
             raise ValueError(f"{type(self).__name__}: on_bad_value is {self.on_bad_value!r}; expected 'raise'{rest}")
-        self.pool, self.robot, self.index, self.rng = pool, pool.robot, index, rng
+        self.agent_pool, self.robot, self.index, self.rng = pool, pool.robot, index, rng
         self._label = f"{label} {index}"
         self.helpers = Helpers(self._label)
         self.steps = self.bad_values = self.learned_at = 0
@@ -93,7 +93,7 @@ class Agent(Guarded):
         claims anew or closes its environment. For `join`: where agents are in workers, their rows are set aside before."""
         owner = self.owners[task] = Owner()  # the one before is gone, and its rows are free
         self.needs[task] = n
-        return int(self.pool.tasks[task].row_slots.claim(owner, n))
+        return int(self.agent_pool.tasks[task].row_slots.claim(owner, n))
 
     def count_progress(self) -> LearnerProgress:
         """Steps since its last update, and whether a schedule has one due: what updates of others ask (`Rounds`)."""
@@ -106,7 +106,7 @@ class Agent(Guarded):
     def count_bad(self, text: str) -> None:
         """Counts a value that was dropped or replaced."""
         self.bad_values += 1
-        self.pool.statistics.count_bad(text)
+        self.agent_pool.statistics.count_bad(text)
 
     # ------------------------------------------------------------------------------------------------------ what users write
 
@@ -116,7 +116,7 @@ class Agent(Guarded):
         if not helpers:
             raise AgentFailed(f"{self}: the robot has no task that could act; give it one, or write run_one_episode")
         if self.env is None:
-            pool = self.pool
+            pool = self.agent_pool
             pool.statistics.env_steps += 1  # a round of learning counts as a step, so that stop conditions work
             if pool.should_stop is not None and pool.should_stop(self.robot):
                 pool.request_stop()
@@ -150,7 +150,7 @@ class Agent(Guarded):
         Raises:
             WrongCaller: another driver; use driver='threads', or mode='async'.
         """
-        self.pool.driver.start_thread(self, function)
+        self.agent_pool.driver.start_thread(self, function)
 
     # ------------------------------------------------------------------------------------------------------- called by drivers
 
@@ -185,7 +185,7 @@ class Agent(Guarded):
                 return
             if self.signal == "interrupt":
                 self.signal = None
-                self.pool.driver.park(self)
+                self.agent_pool.driver.park(self)
             before, done = done, self._doings()
             idle = idle + 1 if before == done else 0
             if idle == STUCK and self.env is not None:
@@ -206,7 +206,7 @@ class Agent(Guarded):
 
     def _doings(self) -> int:
         """Steps and requests so far, also other agents'."""
-        wrappers = self.pool.wrappers.values()
+        wrappers = self.agent_pool.wrappers.values()
         return self.steps + sum(int(queue.counters.requests) for w in wrappers for queue in (w.predictions, w.trainings))
 
     def interrupt(self, carry: bool = False) -> None:
@@ -214,7 +214,8 @@ class Agent(Guarded):
         clone its state, the next reset goes on with the episode."""
         self.needs_seed = True
         if self.env is not None:
-            self.pool.statistics.episodes_cut += self.env.carry() if carry else self.env.n_open() if self.signal == "stop" else 0
+            cut = self.env.carry() if carry else self.env.n_open() if self.signal == "stop" else 0
+            self.agent_pool.statistics.episodes_cut += cut  # no call within: threads change between calls
             self.env.end_episode()
 
     def cut(self, rows: Array | None = None) -> None:
@@ -225,20 +226,20 @@ class Agent(Guarded):
 
     def obey(self) -> None:
         """Acts on the signal, at a point where the agent's data is complete."""
-        self.pool.driver.check_caller(self)
-        if self.pool.driver.is_beside():  # which ends by its requests
+        self.agent_pool.driver.check_caller(self)
+        if self.agent_pool.driver.is_beside():  # which ends by its requests
             return
         while self.signal is not None:
             if self.signal != "park":
                 raise Interrupted
             self.signal = None
-            self.pool.driver.park(self)
+            self.agent_pool.driver.park(self)
 
     def before_episode(self) -> None:
         """Parks while the agent has no episode left of its quota."""
         self.obey()
         while self.quota_episodes is not None and self.quota_episodes <= 0:
-            self.pool.driver.park(self)
+            self.agent_pool.driver.park(self)
             self.obey()
 
     def state_dict(self) -> dict[str, object]:

@@ -69,7 +69,7 @@ class OnPolicyHelper(AgentHelper):
                              f"{buffer.lane_size} rows; give all helpers of the task the same unroll, or the first the largest")
 
     def _learns_late(self) -> bool:
-        pool, task = self.agent.pool, self.task
+        pool, task = self.agent.agent_pool, self.task
         learners = sum(other.train and other.helper is not None for other in pool.tasks.values())
         lags = pool.remote and task.serve == "replica" and task.sync_every > 1
         return not self.wait or learners > 1 or lags
@@ -90,7 +90,7 @@ class OnPolicyHelper(AgentHelper):
     def _learn(self) -> dict[str, Any] | None:
         self.comm.check_caller()  # before any row is taken
         # An agent that waits does not overwrite its rows, and those of several agents are joined, so copied, anyway.
-        return self.sender.send(self.take(copy=not self.wait or len(self.agent.pool.agents) == 1))
+        return self.sender.send(self.take(copy=not self.wait or len(self.agent.agent_pool.agents) == 1))
 
     def take(self, copy: bool = True) -> dict[str, Array]:
         """All rows since the last call, in time order per environment, with `last` marking every cut; the buffer forgets them.
@@ -104,7 +104,7 @@ class OnPolicyHelper(AgentHelper):
         found = self._segments()
         dropped = sum(stale for _, _, stale in found)
         self.dropped += dropped
-        self.agent.pool.statistics.count_rows(self.name, sum(len(at) for at, _, _ in found), dropped)
+        self.agent.agent_pool.statistics.count_rows(self.name, sum(len(at) for at, _, _ in found), dropped)
         if not any(len(at) for at, _, _ in found):
             raise NotEnoughRows(f"{self.where}: {self._nothing}; store more steps before learning")
         assert self.buffer is not None

@@ -46,7 +46,7 @@ class OnlineHelper(AgentHelper):
 
     def bind(self, context: HelperContext) -> None:
         super().bind(context)
-        task, model, driver = self.context.task, self.model, context.agent.pool.driver_name
+        task, model, driver = self.context.task, self.model, context.agent.agent_pool.driver_name
         for wrong, there, mend in (
             (not isinstance(model, ArrayModel), type(model).__name__, "give the algorithm an ArrayModel"),
             (driver != "cooperative", f"driver {driver!r}", "use driver='cooperative'"),
@@ -145,7 +145,7 @@ class OnlineHelper(AgentHelper):
                 self._learn_row(None, obs, act, rew, obs_next, terminated, truncated, *origins)
         if not self.acting.steps % TURN:
             self.context.comm.wrapper.trainings.last_result = self._results()
-            self.context.agent.pool.driver.rest(self.context.agent)
+            self.context.agent.agent_pool.driver.rest(self.context.agent)
 
     def _next_origins(self, ends: object) -> tuple[object, ...]:
         """Return where the row that is stored now stands in its lane."""
@@ -181,7 +181,7 @@ class OnlineHelper(AgentHelper):
     def _learn_row(self, next_act: Any, obs: object, act: object, rew: object, obs_next: object, terminated: object,
                    truncated: object, *origins: object) -> None:
         if self._follows:
-            self.context.task.follow(self.context.agent.pool.statistics.env_steps)
+            self.context.task.follow(self.context.agent.agent_pool.statistics.env_steps)
         if self._learner is not None:
             try:
                 self._result = self._updates.learn_numbers(

@@ -55,7 +55,7 @@ class PopulationHelper(AgentHelper):
                 raise ValueError(f"{self.where}: PopulationHelper evaluates a candidate of a population in each episode, and "
                                  f"there is {there}; {mend}")
         self.population = int(learned.population)
-        self._base = context.agent.pool.common_seed
+        self._base = context.agent.agent_pool.common_seed
         self._evaluates = self.mode != "test" and self.task.train
 
     def episode_seed(self) -> int | None:
@@ -64,7 +64,7 @@ class PopulationHelper(AgentHelper):
             return None
         if self._number() >= self.population * self.episodes:
             if not self._scores:
-                raise ValueError(f"{self.where}: {self.agent.pool.n_agents} agents share {self.population} candidates of "
+                raise ValueError(f"{self.where}: {self.agent.agent_pool.n_agents} agents share {self.population} candidates of "
                                  f"{self.episodes} episodes; expected an episode for each agent at least")
             numbers = self._number(np.arange(len(self._scores)))
             rows = {"candidate": numbers // self.episodes, "episode": numbers % self.episodes,
@@ -81,7 +81,7 @@ class PopulationHelper(AgentHelper):
 
     def _number(self, k: Any = None) -> Any:
         """Which of the generation's episodes this agent's k-th is; None: its next."""
-        return self.agent.index + (len(self._scores) if k is None else k) * self.agent.pool.n_agents
+        return self.agent.index + (len(self._scores) if k is None else k) * self.agent.agent_pool.n_agents
 
     def pre_episode(self, agent: ActingAgent) -> None:
         super().pre_episode(agent)

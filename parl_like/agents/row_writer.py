@@ -43,7 +43,7 @@ class RowWriter:
         self.unmapped = context.codec.identity
         along = window.in_order or window.rows > 1 or acting.transforms.behind or getattr(buffer, "stack_num", 1) > 1
         self._player = OnePlayer(context.where) if along and not agent.vector else None
-        self._versioned = agent.pool.remote  # the parameters that act there may not be those that learn
+        self._versioned = agent.agent_pool.remote  # the parameters that act there may not be those that learn
         numbers = range(agent.first_env, agent.first_env + len(lanes))  # `lanes` of workers begin at 0 in each
         self.origins = RowOrigins([name for name in window.fields if name in ORIGIN_FIELDS], numbers)
         outputs = context.task.policy_specs if buffer is not None and (policy or not required) else ()
@@ -138,7 +138,7 @@ class RowWriter:
                              f"that action, {act!r} is another")
         # A task that learns from the actions of another has none, and stores none from here on; all helpers of a task send the
         # same fields.
-        for agent in self.context.agent.pool.agents:
+        for agent in self.context.agent.agent_pool.agents:
             vars(agent.helpers[self.context.name])["store_policy"] = False
         return np.zeros(len(self._lane_numbers), np.float32) if self._vector else 0.0
 

@@ -125,7 +125,7 @@ class VectorFace(EnvFace):
         self._begins = True
         for i in np.flatnonzero(self._running).tolist():
             self.env_index = i
-            for call in map(self._agent.pool.in_turn, overridden(hooks, "pre_episode")):
+            for call in map(self._agent.agent_pool.in_turn, overridden(hooks, "pre_episode")):
                 call(self._agent)
         self._begins = False
 
@@ -194,7 +194,7 @@ class VectorFace(EnvFace):
                 self.cut_short += int(over.sum())
                 self.quotas[over] = 1
         self.last = (obs, act, rew, terminated, truncated, info)
-        statistics, k = agent.pool.statistics, int(counted.sum())
+        statistics, k = agent.agent_pool.statistics, int(counted.sum())
         agent.steps += k
         self.time_steps += k
         statistics.env_steps += k

@@ -77,7 +77,7 @@ class EnvFace:
 
     def observe(self, hooks: list[Hook]) -> None:
         """Sets who hears of the stages: the agent's helpers, then `hooks`."""
-        in_turn, helpers = self._agent.pool.in_turn, list(self._agent.helpers.values())
+        in_turn, helpers = self._agent.agent_pool.in_turn, list(self._agent.helpers.values())
         self._pre_episode, pre_act, post_act, self._post_episode = (
             [*overridden(helpers, stage), *map(in_turn, overridden(hooks, stage))]
             for stage in ("pre_episode", "pre_act", "post_act", "post_episode"))
@@ -104,7 +104,7 @@ class EnvFace:
     def connect_hooks(self, hooks: list[Hook]) -> None:
         """Hooks that come in the middle of an episode hear that it has begun."""
         if self.n_open():
-            for call in map(self._agent.pool.in_turn, overridden(hooks, "pre_episode")):
+            for call in map(self._agent.agent_pool.in_turn, overridden(hooks, "pre_episode")):
                 call(self._agent)
 
     def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
@@ -159,8 +159,8 @@ class EnvFace:
         seed = options.get("seed") if "seed" in self._lacks else None
         if seed is not None and callable(tell := getattr(self._env, "seed", None)):
             tell(seed)
-        elif seed is not None and "seed" not in self._agent.pool.warned:
-            self._agent.pool.warned.add("seed")
+        elif seed is not None and "seed" not in self._agent.agent_pool.warned:
+            self._agent.agent_pool.warned.add("seed")
             warnings.warn(f"{self._agent}: reset of {self.unwrapped!r} takes no seed, so no run in it can be repeated; write "
                           "reset(self, *, seed=None, options=None), and call super().reset(seed=seed)", RuntimeWarning,
                           stacklevel=4)
@@ -266,7 +266,7 @@ class EnvFace:
         self.episode_length += 1
         self.last = (obs, act, rew, terminated, truncated, info)
         agent.steps += 1
-        pool = agent.pool
+        pool = agent.agent_pool
         pool.statistics.env_steps += 1
         if ended:
             self._over = True
@@ -294,7 +294,7 @@ class EnvFace:
 
     def _ask_to_go_on(self, steps: int) -> None:
         """After so many actions the run may be over, or the agent's share of a collection."""
-        pool = self._agent.pool
+        pool = self._agent.agent_pool
         if pool.should_stop is not None and pool.should_stop(self._agent.robot):
             pool.request_stop()
         if self._agent.quota_steps is not None:
@@ -324,7 +324,7 @@ class EnvFace:
             agent.fault = fault
             if not moment:  # a step counts, so that a run of nothing else ends, too
                 agent.steps += 1
-                agent.pool.statistics.env_steps += 1
+                agent.agent_pool.statistics.env_steps += 1
                 self._ask_to_go_on(1)
             raise Interrupted from None
         if good_obs is not obs or good_rew is not rew:

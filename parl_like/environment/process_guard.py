@@ -45,9 +45,9 @@ def watched(agent: ActingAgent, doing: str, generators: bool = True) -> Iterator
         if CTRL_C in changed:
             signal.signal(signal.SIGINT, before[CTRL_C])
         agent.process_changes |= changed
-        new = sorted(changed - agent.pool.warned)
+        new = sorted(changed - agent.agent_pool.warned)
         if new:
-            agent.pool.warned.update(new)
+            agent.agent_pool.warned.update(new)
             done = "put back" if alone else "not put back: other threads share it"
             hints = [f"{name} ({done if name in (DIRECTORY, CTRL_C) else _LEFT})" for name in new]
             warnings.warn(f"{agent}: while its environment was {doing}, something changed {' and '.join(hints)}", RuntimeWarning,

@@ -105,7 +105,7 @@ class Quotas(Hook):
             return
         stored = ((h.buffer, h.lanes[agent.env.env_index]) for h in agent.helpers.values() if h.buffer is not None)
         first_row = next((buffer.episode_start(lane) for buffer, lane in stored), -1)
-        info = final_info(agent.env) if agent.pool.mode == "test" else {}  # agents that train may be in another process
+        info = final_info(agent.env) if agent.agent_pool.mode == "test" else {}  # agents that train may be in another process
         self.seen[agent.index].append((agent.env.episode_return, agent.env.episode_length, first_row, info))
         if agent.quota_episodes is not None:
             agent.quota_episodes -= 1

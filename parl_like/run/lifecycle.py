@@ -219,7 +219,7 @@ class Lifecycle:
         """Set what the agents and the driver know the pool and its robot by: themselves, or weak proxies while they wait."""
         self._pool.driver.pool = pool
         for agent in self._pool.agents:
-            agent.pool, agent.robot = pool, robot
+            agent.agent_pool, agent.robot = pool, robot
         self._pool.hooks.mute(pool is not self._pool)
 
     def give_up_waiting(self) -> None:

@@ -186,6 +186,11 @@ class Robot(Counted):
         return self.pool.trace
 
     @property
+    def n_agents(self) -> int:
+        """Return the number of its agents."""
+        return self.pool.n_agents
+
+    @property
     def closed(self) -> bool:
         """True once `close` was called: it acts no more, and its tasks are free for another robot."""
         return self.pool.lifecycle.phase is Phase.CLOSED

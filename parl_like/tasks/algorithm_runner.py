@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
@@ -86,21 +85,21 @@ class AlgorithmRunner:
 
 
 class UpdateMode:
-    """A part of an update: the lock is held, the mode is 'update', and modules that have modes are in training mode.
+    """A part of an update: the mode is 'update', and modules that have modes are in training mode.
 
-    It is entered once. (A class, and no generator: this is in every optimiser step, and costs a third.)
+    It is entered once, with the lock of the parameters held. A `with` of its own takes that, for Ctrl-C may strike in here. (A
+    class, and no generator: this is in every optimiser step, and costs a third.)
     """
 
-    __slots__ = ("_runner", "_lock", "_before", "_lent")
+    __slots__ = ("_runner", "_before", "_lent")
 
-    def __init__(self, runner: AlgorithmRunner, lock: threading.RLock) -> None:
-        self._runner, self._lock = runner, lock
+    def __init__(self, runner: AlgorithmRunner) -> None:
+        self._runner = runner
         self._before = ""
         self._lent: torch.Tensor | None = None
 
     def __enter__(self) -> None:
         runner = self._runner
-        self._lock.acquire()
         try:
             self._before, runner.algorithm.mode = runner.algorithm.mode, "update"
             if runner.has_modes:
@@ -121,12 +120,9 @@ class UpdateMode:
 
     def _leave(self) -> None:
         runner = self._runner
-        try:
-            runner.algorithm.mode = self._before
-            if self._lent is not None:
-                torch.set_rng_state(self._lent)
-                Borrowed.ended += 1
-            if runner.has_modes:
-                set_mode(runner.algorithm.networks().values(), False)
-        finally:
-            self._lock.release()
+        runner.algorithm.mode = self._before
+        if self._lent is not None:
+            torch.set_rng_state(self._lent)
+            Borrowed.ended += 1
+        if runner.has_modes:
+            set_mode(runner.algorithm.networks().values(), False)

@@ -62,13 +62,14 @@ class Resets:
         if now - self._since >= PATIENCE_S["reset"] and self._found >= LOOKS:
             tell(agent, "reset its environment again and again", now - self._since)
             if now - self._rested >= LOOK_S:
-                agent.pool.driver.rest(agent)
+                agent.agent_pool.driver.rest(agent)
                 self._rested = perf_counter()
 
 
 def tell(agent: ActingAgent, what: str, seconds: float) -> None:
     """Tells the agent's robot, once, what the agent has done for so long without a step."""
-    if agent not in agent.pool.idlers:
-        agent.pool.idlers.append(agent)
-        agent.pool.tell(f"{agent} has {what} for {seconds:.0f} s without a step of its environment, and goes on; a run ends "
-                         "after steps, so let run_one_episode call self.env.step(action) and end with the episode")
+    pool = agent.agent_pool
+    if agent not in pool.idlers:
+        pool.idlers.append(agent)
+        pool.tell(f"{agent} has {what} for {seconds:.0f} s without a step of its environment, and goes on; a run ends after "
+                  "steps, so let run_one_episode call self.env.step(action) and end with the episode")

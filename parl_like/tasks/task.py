@@ -277,7 +277,7 @@ class ComputationTask:
         if divided:
             batch[ROW] = places = np.arange(n) if runner.on_arrays else torch.arange(n, device=self.device)
         algorithm.updates_before = algorithm.updates
-        with UpdateMode(runner, learned.lock), torch.no_grad():
+        with learned.lock, UpdateMode(runner), torch.no_grad():
             batch = algorithm.process(batch)
         if divided and ROW not in batch and len(batch) == n:
             batch[ROW] = places
@@ -286,7 +286,7 @@ class ComputationTask:
         fault: Diverged | None = None
         for minibatch in algorithm.minibatches(batch):
             # The lock is taken per step, so that predictions come between the steps and each sees one version only.
-            with UpdateMode(runner, learned.lock):
+            with learned.lock, UpdateMode(runner):
                 values, changed, lost, error = optimization.update(minibatch)
                 if changed:
                     learned.new_version()
@@ -299,7 +299,7 @@ class ComputationTask:
                 left_out.append((lost, minibatch.get(ROW)))
         counts.note_steps(bool(taken), fault, self.max_skips)
         if taken or not left_out:
-            with UpdateMode(runner, learned.lock), torch.no_grad():
+            with learned.lock, UpdateMode(runner), torch.no_grad():
                 algorithm.post_process(batch)
             if not taken and type(algorithm).post_process is not Algorithm.post_process:
                 with learned.lock:

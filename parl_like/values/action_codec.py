@@ -148,10 +148,11 @@ class _Same:
 
     def __init__(self, space: Any) -> None:
         self.space, self._is_box = space, isinstance(space, gym.spaces.Box)
+        self._counts = isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete))
 
     def to_env(self, act: Array) -> Array:
-        """From a policy's actions [N, …] to the environment's."""
-        return act
+        """From a policy's actions [N, …] to the environment's: choices are of int64, whatever a prediction gives."""
+        return act.astype(np.int64) if self._counts and act.dtype != np.int64 else act
 
     def to_policy(self, act: Array) -> Array:
         """From the environment's actions, or one of them, to the policy's."""
@@ -160,7 +161,7 @@ class _Same:
     def listed(self, act: Array) -> list[Any]:
         """Return the environment's N actions for these, one by one: read-only arrays, or Python numbers; of a Box of shape ()
         arrays, as its environment expects."""
-        made = act if self.same else self.to_env(act)
+        made = self.to_env(act)
         if made.ndim > 1:
             return list(read_only(made))
         return [read_only(made[i, ...]) for i in range(len(made))] if self._is_box else made.tolist()

@@ -296,3 +296,22 @@ def test_everything_happens_in_the_calling_thread():
     with robot_of(Recorder(Plain(), rule), keep(), env=Watching) as robot:
         robot.run(StopAfterSteps(20))
         assert seen == {threading.get_ident()} and set(threading.enumerate()) <= before and len(made) == 1
+
+
+def test_an_agent_may_have_a_pool_of_its_own():
+    class Collecting(Agent):
+        def __init__(self):
+            super().__init__()
+            self.pool = []
+
+        def run_one_episode(self):
+            obs, _ = self.env.reset()
+            done = False
+            while not done:
+                self.pool.append(obs)
+                obs, _, terminated, truncated, _ = self.env.step(self.helpers["RL"].predict(obs))
+                done = terminated or truncated
+
+    with robot_of(Recorder(), agent=Collecting) as robot:
+        robot.run(StopAfterSteps(12))
+        assert len(robot.agents[0].pool) >= 12

@@ -22,6 +22,7 @@ import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
+import torch
 from transport_fakes import (
     BAD,
     Drift,
@@ -242,6 +243,9 @@ def stop_from_inside(agent):
             getattr(agent.robot, name)()
     with pytest.raises(AttributeError, match="nothing: the robot is in another process"):
         _ = agent.robot.nothing
+    robot = agent.robot
+    assert (robot.sync, robot.n_agents, robot.trace, robot.closed, robot.stop_requested) == (True, 4, None, False, False)
+    assert robot.buffers.keys() <= robot.tasks.keys() and robot.transforms.keys() <= robot.tasks.keys()
     if agent.index == 3:
         agent.robot.request_stop()
     while agent.signal is None:
@@ -423,6 +427,47 @@ def test_ctrl_c_ends_the_run_at_any_moment_and_the_robot_runs_again():
         robot.train_iter()
 
 
+def test_ctrl_c_between_two_messages_costs_no_worker_and_no_message():
+    with Robot(Drift, tasks={"RL": ComputationTask(Elementwise(), unrolling)}, n_agents=4, driver=TWO) as robot:
+        robot.run(StopAfterSteps(100))
+        link = robot.pool.driver.link
+        send, sent = link.send, []
+
+        def struck(worker, frames):
+            send(worker, frames)
+            sent.append(worker)
+            if len(sent) == 5:
+                signal.raise_signal(signal.SIGINT)
+
+        link.send = struck
+        with pytest.raises(KeyboardInterrupt):
+            robot.run(StopAfterSteps(10_000))
+        before = robot.env_steps
+        robot.run(StopAfterSteps(100))
+        assert robot.env_steps >= before + 100 and robot.pool.driver.restarts == 0
+
+
+class Complex(Elementwise):
+    """Gives what no message can carry."""
+
+    def predict(self, inputs):
+        return {**super().predict(inputs), "extra": torch.zeros(len(inputs.obs), dtype=torch.complex64)}
+
+
+def test_what_no_message_can_carry_is_refused_and_the_robot_still_closes():
+    with Robot(Drift, tasks={"RL": ComputationTask(Complex())}, n_agents=2, driver=TWO) as robot:
+        for _ in range(2):
+            with pytest.raises(Exception, match=r"got complex64; convert it with astype"):
+                robot.run(StopAfterSteps(10))
+    assert robot.closed
+
+
+def test_a_collection_may_be_counted_in_numpys_numbers():
+    with Robot(Drift, tasks={"RL": ComputationTask(Elementwise(), replaying)}, n_agents=2, driver=TWO) as robot:
+        robot.collect(n_step=np.int64(20))
+        assert robot.env_steps >= 20
+
+
 class Broken(Drift):
     made = 0
 
@@ -536,7 +581,7 @@ def test_all_workers_killed_at_once_are_all_replaced(caplog):
 
     class KillAll(Hook):
         def post_episode(self, agent, interrupted):
-            driver = agent.pool.driver
+            driver = agent.agent_pool.driver
             if not killed:
                 killed.extend(driver.link.pid(worker) for worker in driver.workers)
                 for pid in killed:

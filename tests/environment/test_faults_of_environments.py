@@ -325,7 +325,7 @@ def test_updates_of_ppo_and_dropout_do_not_draw_from_global_generators_either(as
 
 def test_an_update_that_borrows_the_generator_beside_a_reset_is_not_the_environments_doing():
     """As learning in a thread does, while the main thread acts: its random numbers go on in the global generator meanwhile."""
-    agent = SimpleNamespace(process_changes=set(), pool=SimpleNamespace(warned=set()))
+    agent = SimpleNamespace(process_changes=set(), agent_pool=SimpleNamespace(warned=set()))
     state = torch.get_rng_state()
     try:
         with warnings.catch_warnings():

@@ -27,7 +27,7 @@ def test_a_robot_has_a_pool_and_is_none():
     with robot() as made:
         pool = made.pool
         assert made.agents is pool.agents and made.wrappers is pool.wrappers and made.statistics is pool.statistics
-        assert [(agent.pool, agent.robot) for agent in made.agents] == [(pool, made)] * 2
+        assert [(agent.agent_pool, agent.robot) for agent in made.agents] == [(pool, made)] * 2
         made.run(10)
         assert (made.env_steps, made.episodes) == (pool.env_steps, pool.episodes) == (10, pool.statistics.episodes)
         assert made.agents[0].robot.env_steps == 10  # also while they wait for the next run

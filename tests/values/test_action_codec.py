@@ -193,3 +193,11 @@ def test_a_wrapper_has_the_codec_of_its_models_action_space():
 def test_a_space_without_a_fixed_shape_is_refused_by_name():
     with pytest.raises(TypeError, match="'act.name' is Text, which has no fixed shape"):
         ActionCodec(Dict({"name": gym.spaces.Text(4)}))
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int32, np.int64])
+def test_choices_reach_the_environment_as_int64_whatever_a_prediction_gives(dtype):
+    for space, act in ((Discrete(3), [0, 2]), (MultiDiscrete([2, 3]), [[0, 2], [1, 1]])):
+        given = np.array(act, dtype)
+        made = ActionCodec(space).to_env({"act": given})
+        assert made.dtype == np.int64 and made.tolist() == act and not np.may_share_memory(made, given)

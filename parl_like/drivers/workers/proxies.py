@@ -124,7 +124,7 @@ class RemoteAgent(AgentPort):
     """
 
     def __init__(self, pool: AgentPool, index: int, like: Agent, observe: object) -> None:
-        self.pool, self.robot, self.index = pool, pool.robot, index
+        self.agent_pool, self.robot, self.index = pool, pool.robot, index
         self._label = f"{pool.options.label} {index}"
         self.n_envs, self.vector, self.learns, self.needs = like.n_envs, like.vector, like.learns, like.needs
         self._helpers = Elsewhere(self._label)

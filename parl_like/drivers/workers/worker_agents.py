@@ -212,6 +212,9 @@ class RobotProxy(Counted, RunPort):
     Any other attribute of a robot raises RuntimeError, for the robot is in another process.
     """
 
+    SHARED = ("sync", "trace", "stop_requested", "buffers", "transforms", "n_agents")
+    """Attributes that a worker's own pool has, too."""
+
     def __init__(self, pool: WorkerPool) -> None:
         self._pool, self.statistics = pool, pool.statistics
 
@@ -235,10 +238,16 @@ class RobotProxy(Counted, RunPort):
     def agents(self) -> list[Agent]:
         return self._pool.agents
 
+    @property
+    def closed(self) -> bool:
+        return False  # while its agents act
+
     def request_stop(self) -> None:
         self._pool.request_stop()
 
     def __getattr__(self, name: str) -> Any:
+        if name in self.SHARED:
+            return getattr(self._pool, name)
         if hasattr(import_module("parl_like.run.robot").Robot, name):
             raise RuntimeError(CALLED_BY_AGENT)
         raise AttributeError(f"{name}: the robot is in another process, and its agents' own attributes of it are those that they "
