@@ -53,10 +53,11 @@ def classes() -> dict[str, list[type[Algorithm]]]:
 
 
 def families_table() -> str:
-    """What `parl-like list` says of families: the files of `algorithms/`, and the robots of several tasks."""
+    """What `parl-like list` says of families: the files of `algorithms/`, and the robots; `single` heads experiments of
+    users' own algorithms."""
     known = {file: {"title": first_sentence(f"parl_like.algorithms.{file}"), "algorithms": [one.__name__ for one in members]}
              for file, members in classes().items()}
-    for robot in sorted({experiments.get(path.stem).robot for path in EXPERIMENTS.glob("*.yaml")} - {*known, "single"}):
+    for robot in sorted({experiments.get(path.stem).robot for path in EXPERIMENTS.glob("*.yaml")} - {*known}):
         known[robot] = {"title": first_sentence(f"parl_like.robots.{robot}")}
     return "# Made by `make algorithms`.\n" + dump_yaml(dict(sorted(known.items())))
 

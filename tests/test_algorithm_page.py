@@ -37,4 +37,6 @@ def test_experiments_are_of_the_family_of_their_algorithm_or_robot():
     assert "single" not in of.values(), "its experiments are of their algorithms' families"
     assert families.title("ddpg") == "Deterministic policy gradients: DDPG (Lillicrap et al. 2016) and TD3 (Fujimoto et al. 2018)"
     assert families.title("auxiliary") == "A policy task and an auxiliary task on one trunk"
+    assert families.title("single").startswith("A robot with one task that learns by any algorithm"), "of users' own algorithms"
+    assert all(families.title(one) for one in {experiments.get(name).robot for name in shipped})
     assert families.title("somebody_elses") == ""

@@ -1,4 +1,5 @@
-"""Families of experiments: robots with one task by the file of their algorithm, the others by their robot.
+"""Families of experiments: robots with one task by the file of their algorithm, the others by their robot; `single` are those
+with an algorithm of the user's.
 
 `families.yaml` says what each is, so a list loads no torch; `make algorithms` writes it of the docstrings.
 """

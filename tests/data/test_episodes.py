@@ -12,6 +12,8 @@ from parl_like.data.buffers.cached import CachedReplayBuffer
 from parl_like.data.buffers.episodes import EpisodeBuffer
 from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.data.storage import tree_encoding
+from parl_like.data.storage.archive import read_archive, write_archive
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Spec
 
@@ -339,6 +341,35 @@ def test_a_saved_buffer_goes_on_as_if_nothing_had_happened(make, way):
     assert copy.open_rows.tolist() == buffer.open_rows.tolist() == [8, 0]
     if isinstance(buffer, EpisodeBuffer):
         assert acts(copy) == acts(buffer) and copy.dropped == buffer.dropped > 0
+
+
+def test_any_number_of_episodes_is_saved_and_lengths_of_older_files_are_read(tmp_path, monkeypatch):
+    """An archive has room for few plain values, and for arrays of any length."""
+    buffer = EpisodeBuffer()
+    buffer.allocate(SPECS)
+    buffer.push(0, values(0, True))
+    for _ in range(5_000):
+        buffer.push(0, values(1, True))
+    monkeypatch.setattr(tree_encoding, "MAX_PARTS", 1_000)
+    write_archive(tmp_path / "saved", {"buffer": buffer.state_dict()})
+    state = read_archive(tmp_path / "saved")[0]["buffer"]
+    assert state["lengths"].dtype == np.int64 and len(state["lengths"]) == 5_001
+    for lengths in (state["lengths"], state["lengths"].tolist()):
+        copy = EpisodeBuffer()
+        copy.load_state_dict(state | {"lengths": lengths})
+        assert snapshot(copy) == snapshot(buffer) and copy.n_episodes == 5_001
+        copy.pop()
+        assert type(copy.state_dict()["dropped"]) is int
+
+
+@pytest.mark.parametrize("lengths", [[3, -1], [2**63, 2], [[1, 1]], [1.5, 0.5], [np.nan, 1], [1], [[1], 1], [2]],
+                         ids=["negative", "huge", "shape", "fractions", "nan", "few", "ragged", "joined"])
+def test_lengths_of_a_damaged_file_are_refused(lengths):
+    buffer = filled([1, 1])
+    before = snapshot(buffer)
+    with pytest.raises(ValueError):
+        buffer.load_state_dict(buffer.state_dict() | {"lengths": lengths})
+    assert snapshot(buffer) == before
 
 
 def test_a_state_that_does_not_fit_changes_nothing():

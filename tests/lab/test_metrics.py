@@ -25,6 +25,7 @@ from parl_like.lab.reports.plots import (
     settings,
     thinned,
 )
+from parl_like.lab.runs import metrics, rundir
 from parl_like.lab.runs.metrics import (
     MetricsLog,
     Table,
@@ -102,6 +103,79 @@ def test_last_row_of_a_long_file_and_of_a_torn_one(run):
     assert last_row(run) == {"step": 19_999.0, "a": 9_999.5}
     run.metrics_file.write_text("step,a\n")
     assert last_row(run) == {}
+
+
+def test_the_last_row_is_found_in_a_file_of_any_size(run, monkeypatch):
+    for module in (metrics, rundir):
+        monkeypatch.setattr(module, "MAX_TABLE_BYTES", 1_000)
+    run.metrics_file.write_text("step,a\n" + "".join(f"{step},{step / 2}\n" for step in range(20_000)))
+    assert last_row(run) == {"step": 19_999.0, "a": 9_999.5}
+    run.metrics_file.write_text("step," * 19_000 + "a\n" + "\n" * (1 << 18))  # each line would cost one look at the header
+    assert last_row(run) == {}
+
+
+@pytest.mark.parametrize(("limit", "value"), [("ROWS", 100), ("BYTES", 1_000)])
+def test_the_table_of_a_long_run_keeps_what_its_readers_take(limit, value, run, monkeypatch, caplog):
+    """Rows from 0 to 999; an evaluation each tenth row, which all fit; a column that comes late."""
+    monkeypatch.setattr(metrics, f"OWN_{limit}", value)
+    monkeypatch.setattr(metrics, f"MAX_{'ROWS' if limit == 'ROWS' else 'TABLE_BYTES'}", 2 * value)
+    log, most = MetricsLog(run), 0
+    for step in range(1_000):
+        if step == 500:
+            log = MetricsLog(run)  # resumed
+        log.write({"step": step, "a": 1.0} | ({"late": 2.0} if step >= 995 else {}))
+        if step % 100 == 0:
+            log.write({"step": step, "eval/score": step / 2, "eval/episodes": 5})
+        text = run.metrics_file.read_bytes()
+        most = max(most, text.count(b"\n") if limit == "ROWS" else len(text))
+        assert text.splitlines()[-1].startswith(b"%d," % step), "the last row is always there"
+    assert value / 2 < most <= value
+    columns = read_metrics(run)
+    assert list(columns) == ["step", "a", "eval/score", "eval/episodes", "late"] and columns["step"] == sorted(columns["step"])
+    assert columns["late"][-1] == 2 and last_evaluation(run) == ({"score": 450.0, "episodes": 5.0}, False)
+    if limit == "ROWS":
+        assert evaluations(run) == [(step, step / 2) for step in range(0, 1_000, 100)], "evaluations are few, so all stay"
+    assert ["metrics.csv is full" in record.getMessage() for record in caplog.records] == [True, True], "once in each process"
+    truncate(run, 700)
+    assert read_metrics(run)["step"][-1] <= 700
+
+
+def test_of_rows_that_are_all_evaluations_every_second_stays(run, monkeypatch):
+    monkeypatch.setattr(metrics, "OWN_ROWS", 10)
+    log = MetricsLog(run)
+    for step in range(1_000):
+        log.write({"step": step, "eval/score": 1, "eval/episodes": 5})
+        log.write({"step": step, "a": 1})
+        assert run.metrics_file.read_text().count("\n") <= 10
+    kinds = read_metrics(run)["a"]
+    assert evaluations(run)[-1] == (999, 1) and kinds[-1] == 1 and 0 < np.isnan(kinds).sum() < len(kinds)
+
+
+@pytest.mark.parametrize("names", [[f"x/{i}" for i in range(25_000)], ["n" * 200_000], ["\n" * 65], ["\udce4"],
+                                   [f"{i:09}{'n' * 99_991}" for i in range(12)]],
+                         ids=["many", "long", "lines", "no text", "long together"])
+def test_a_column_that_readers_would_refuse_is_left_out(names, run, caplog):
+    log = MetricsLog(run)
+    for step in range(2):
+        log.write({"step": step, "a": 1.0} | dict.fromkeys(names, 2.0) | {"z": 3.0})
+    log.write({"step": 2, "a": 1.0, names[0]: 2.0})
+    columns = read_metrics(run)
+    assert columns["step"] == [0, 1, 2] == read_metrics(run)["step"] and columns["a"] == [1, 1, 1]
+    assert len([one for one in caplog.records if "has no room for column" in one.getMessage()]) == 1
+
+
+def test_a_table_that_somebody_has_changed_meanwhile_ends_no_run(run, caplog):
+    log = MetricsLog(run)
+    log.write({"step": 1, "a": 1.0})
+    changed = "step,a\n" + "\n" * 2_000_001
+    run.metrics_file.write_text(changed)
+    for step in (2, 3):
+        log.write({"step": step, "a": 1.0, "late": 2.0})
+    assert log.header == ["step", "a"] and run.metrics_file.read_text() == f"{changed}2,1\n3,1\n"
+    assert ["no new column" in record.getMessage() for record in caplog.records] == [True]
+    run.metrics_file.write_text("step,a\n1,1\n")
+    log.write({"step": 4, "a": 1.0, "late": 2.0})
+    assert run.metrics_file.read_text() == "step,a,late\n1,1,\n4,1,2\n"
 
 
 def plainly(data):

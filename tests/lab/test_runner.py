@@ -694,6 +694,24 @@ def test_handlers_of_others_get_no_more_than_they_would(monkeypatch):
     assert logging.getLogger("parl_like").propagate
 
 
+def test_handlers_of_others_get_what_a_logger_below_parl_like_was_set_to(monkeypatch):
+    records = []
+    handler = logging.Handler()
+    handler.emit = records.append
+    low, high, below = (logging.getLogger(f"parl_like.{name}") for name in ("low", "high", "low.below"))
+    monkeypatch.setattr(low, "level", logging.DEBUG)
+    monkeypatch.setattr(high, "level", logging.ERROR)
+    monkeypatch.setattr(FakeRobot, "at_step", {100: lambda: [one.log(level, f"{one.name} {level}") for one in (low, high, below)
+                                                             for level in (logging.DEBUG, logging.WARNING)]})
+    logging.getLogger().addHandler(handler)
+    try:
+        assert train()[0] == 0
+    finally:
+        logging.getLogger().removeHandler(handler)
+    assert [record.getMessage() for record in records if record.name.startswith("parl_like")] == [
+        f"parl_like.{name} {level}" for name in ("low", "low.below") for level in (logging.DEBUG, logging.WARNING)]
+
+
 def test_warnings_of_python_are_shown_and_kept(monkeypatch):
     monkeypatch.setattr(FakeRobot, "at_step", {100: lambda: warnings.warn("an agent never steps", RuntimeWarning, stacklevel=1)})
     before = warnings.showwarning

@@ -213,10 +213,11 @@ class EpisodeBuffer(ByEpisode, Buffer):
     # ---- saving
 
     def state_dict(self) -> dict[str, object]:
-        """Everything that the rows to come depend on: plain nested dicts of JSON values, and under "columns" arrays."""
+        """Everything that the rows to come depend on: plain nested dicts of JSON values, and arrays under "lengths" and
+        "columns"."""
         return {
             "max_rows": self.max_rows, "max_episodes": self.max_episodes, "n_lanes": self.n_lanes, "dropped": self.dropped,
-            "lengths": list(self._lengths), "rows": self._packed(max(len(self), 1), self._kept.specs).state_dict(),
+            "lengths": np.array(self._lengths, np.int64), "rows": self._packed(max(len(self), 1), self._kept.specs).state_dict(),
             "open": self._saved_open(), "rng": rng_state(self.rng),
         }  # fmt: skip
 
@@ -231,16 +232,16 @@ class EpisodeBuffer(ByEpisode, Buffer):
         opened = self._loaded_open(state, state["rows"], own)
         kept = ReplayBuffer(state["rows"]["size"], rew_dtype=self._kept.rew_dtype)
         kept.load_state_dict(state["rows"])
-        n, lengths = len(kept), [int(length) for length in state["lengths"]]
+        n, lengths = len(kept), np.asarray(state["lengths"])  # older files have a list
         ends = np.flatnonzero(kept.done[:n]) + 1 if kept.specs else np.zeros(0)
         in_order = kept.next_position(0) == n % kept.capacity  # it never went round
-        if sum(lengths) != n or not in_order or not np.array_equal(ends, np.cumsum(lengths, dtype=np.int64)):
-            raise ValueError(f"{self!r}: the saved lengths of episodes make {sum(lengths)} rows, but {n} are there, or they end "
+        if lengths.sum() != n or not in_order or lengths.shape != ends.shape or not np.array_equal(ends, np.cumsum(lengths)):
+            raise ValueError(f"{self!r}: the saved lengths of episodes make {lengths.sum()} rows, but {n} are there, or they end "
                              "elsewhere; the file is damaged")
         if not 0 <= state["dropped"] < 2**62:
             raise ValueError(f"{self!r}: the saved number of dropped rows is {state['dropped']}; the file is damaged")
         if len(lengths) > (self.max_episodes or len(lengths)) or (n > (self.max_rows or n) and len(lengths) > 1):
             raise ValueError(f"{self!r}: {len(lengths)} episodes of {n} rows were saved, more than it keeps; the file is damaged")
         self._set_open(opened)
-        self._kept, self._first, self.dropped, self._lengths = kept, 0, state["dropped"], deque(lengths)
+        self._kept, self._first, self.dropped, self._lengths = kept, 0, state["dropped"], deque(lengths.astype(np.int64).tolist())
         set_rng_state(self.rng, state["rng"])

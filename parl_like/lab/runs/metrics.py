@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import importlib.util
 import io
+import logging
 import math
 import os
 import socket
@@ -19,11 +20,15 @@ from parl_like.lab.runs.rundir import MAX_TABLE_BYTES, RunDir
 
 METRICS = "metrics.csv"
 EVALUATION = "eval/"  # columns of evaluations while training; they have rows of their own
+MARK = f"{EVALUATION}episodes"  # a column that every evaluation has
 TAIL_BYTES = 1 << 18  # of a file that is read for its last row only
 MAX_LINE = 1 << 20  # bytes of a line that is not finished: 20,000 columns with long names
 MAX_LINES = 64  # of the header: names may hold line ends
 MAX_COLUMNS = 20_000
-MAX_ROWS = 2_000_000  # lines of a table: with a row each 1,000 steps those of 2·10⁹ steps
+MAX_ROWS = 2_000_000  # lines of a table that is read
+OWN_ROWS, OWN_BYTES = MAX_ROWS // 2, MAX_TABLE_BYTES // 2  # of a table that is written: its readers take more
+
+_LOG = logging.getLogger(__name__)
 
 
 class MetricsLog:
@@ -31,6 +36,9 @@ class MetricsLog:
 
     A robot knows the names of its losses only when it has learned. So where a row has a key without a column, the file is
     replaced by one that has it, empty in the rows before; it is empty, too, where a value is missing or NaN.
+
+    A table that is full (`OWN_ROWS`, `OWN_BYTES`) keeps every second row. Evaluations stay, unless most rows are such. So a run
+    of any length has a table that its readers take. A column that they would refuse is left out. The log says either once.
 
     Columns whose name ends in `_s` are readings of the clock. All others are the same in two runs that do the same.
 
@@ -43,16 +51,87 @@ class MetricsLog:
     def __init__(self, run: RunDir, *, tensorboard: bool = False, start_step: int = 0) -> None:
         self.run = run
         self.header = Table(run).header
+        self._lines = self._bytes = 0  # of the file
+        for piece in run.pieces(METRICS, MAX_TABLE_BYTES):
+            self._count(piece)
+        self._said: set[str] = set()
         self._board = _Board(run, start_step) if tensorboard and not tensorboard_missing() else None
 
     def write(self, row: Mapping[str, float]) -> None:
         """Writes one row, which begins with `step`, in environment steps."""
         if self._board is not None:
             self._board.add_row(row)
-        if new := [key for key in row if key not in self.header]:
-            rows, self.header = Table(self.run).texts(), self.header + new
-            _replace(self.run, self.header, (f"{old}{',' * len(new)}" for old in rows))
-        self.run.outbox.append(METRICS, as_csv([[_cell(row.get(key, math.nan)) for key in self.header]]))
+        header = self._wider(row)
+        text = self._row(header, row)
+        if header != self.header or self._lines >= OWN_ROWS or self._bytes + len(text) > OWN_BYTES:
+            try:
+                self._replace(header, OWN_ROWS - 2, OWN_BYTES - len(text))  # room for a header and this row
+            except RunError as error:  # somebody else has changed the file
+                self._say("columns", f"{METRICS} gets no new column, and grows on: {error}")
+                text = self._row(self.header, row)
+        self._count(text)
+        self.run.outbox.append(METRICS, text)
+
+    def _wider(self, row: Mapping[str, float]) -> list[str]:
+        """The header with the row's new keys, as many as readers take."""
+        known = {*self.header}
+        wanted = [key for key in row if key not in known]
+        new = [key for key in wanted if self._is_readable([key])]
+        while new and not self._is_readable(self.header + new):
+            new = new[: len(new) // 2]
+        if len(new) < len(wanted):
+            left = next(key for key in wanted if key not in new)
+            self._say("columns", f"{METRICS} has no room for column {left!r:.100}: it is left out, as are others of its kind")
+        return self.header + new
+
+    def _is_readable(self, header: Sequence[str]) -> bool:
+        """Tells whether a table with this header is one for its readers."""
+        row = ["0"] * len(header)
+        try:
+            table = Table(self.run, [as_csv([header]), as_csv([row])])
+            return len(as_csv([header])) <= MAX_LINE and table.header == header and list(table.rows()) == [row]
+        except ValueError:  # such as letters that are no text, or one name of 200,000 letters
+            return False
+
+    def _row(self, header: Sequence[str], row: Mapping[str, float]) -> bytes:
+        return as_csv([[_cell(row.get(key, math.nan)) for key in header]])
+
+    def _replace(self, header: list[str], lines: int, size: int) -> None:
+        """Writes the table with this header, and as many rows as go into `lines` lines and `size` bytes."""
+        commas = "," * (len(header) - len(self.header))
+        head, rows = as_csv([header]), list(Table(self.run).texts()) if self.header else []
+        whole, at = len(rows), header.index(MARK) if MARK in self.header else -1
+        while len(rows) > 2 and (
+            len(rows) > lines or len(head) + sum(map(len, rows)) + len(rows) * (len(commas) + 1) > size
+        ):
+            rows = _every_second(rows, at)
+        data = head + "".join(f"{row}{commas}\n" for row in rows).encode()
+        self.run.outbox.replace(METRICS, data)
+        self.header, self._lines, self._bytes = header, 0, 0
+        self._count(data)
+        if len(rows) < whole:
+            self._say("rows", f"{METRICS} is full: of {whole} rows every second one stays, and all evaluations if these are few")
+
+    def _count(self, text: bytes) -> None:
+        self._lines += text.count(b"\n")
+        self._bytes += len(text)
+
+    def _say(self, kind: str, text: str) -> None:
+        if kind not in self._said:
+            self._said.add(kind)
+            _LOG.warning("%s", text)
+
+
+def _every_second(rows: Sequence[str], at: int) -> list[str]:
+    """Every second row up to the last. Rows with a value in column `at` are evaluations: all stay, unless they are the most."""
+    evaluated = [at >= 0 and row.split(",", at + 1)[at] != "" for row in rows]
+    counts = {kind: evaluated.count(kind) for kind in (False, True)}
+    kept, few = [], counts[True] <= counts[False]
+    for row, kind in zip(rows, evaluated, strict=True):
+        counts[kind] -= 1  # so the last of each kind stays
+        if counts[kind] % 2 == 0 or (kind and few):
+            kept.append(row)
+    return kept
 
 
 class _Board:
@@ -90,14 +169,10 @@ def truncate(run: RunDir, step: int) -> None:
     """Drops the rows after `step`, and a last line that a crash left unfinished."""
     table = Table(run)
     if table.header:
-        _replace(run, table.header, (row for row in table.texts() if number(row.partition(",")[0]) <= step))
+        rows = (row for row in table.texts() if number(row.partition(",")[0]) <= step)
+        run.outbox.replace(METRICS, as_csv([table.header]) + "".join(f"{row}\n" for row in rows).encode())
     elif run.metrics_file.exists():
         remove(run.metrics_file)
-
-
-def _replace(run: RunDir, header: Sequence[str], rows: Iterable[str]) -> None:
-    """Writes the table anew: a header, and rows as `Table.texts` gives them."""
-    run.outbox.replace(METRICS, as_csv([header]) + "".join(f"{row}\n" for row in rows).encode())
 
 
 def read_metrics(run: RunDir) -> dict[str, list[float]]:
@@ -114,7 +189,7 @@ def evaluations(run: RunDir) -> list[tuple[int, float]]:
 
 def each_evaluation(run: RunDir) -> Iterator[tuple[int, float]]:
     """`evaluations`, one by one as the file is read."""
-    table, names = Table(run), ("step", f"{EVALUATION}score", f"{EVALUATION}episodes")
+    table, names = Table(run), ("step", f"{EVALUATION}score", MARK)
     for step, score, episodes in table.cells(names) if {*names} <= {*table.header} else ():
         if not math.isnan(number(episodes)) and math.isfinite(at := number(step)):
             yield int(at), number(score)
@@ -127,18 +202,21 @@ def last_evaluation(run: RunDir) -> tuple[dict[str, float], bool]:
     if (numbers := result.get("evaluation")) and not result.get("stopped_by"):
         return {key: value if isinstance(value, (int, float)) else math.nan for key, value in numbers.items()}, True
     table = Table(run)
-    names, episodes = [name for name in table.header if name.startswith(EVALUATION)], f"{EVALUATION}episodes"
+    names = [name for name in table.header if name.startswith(EVALUATION)]
     last: tuple[str, ...] = ()
-    for row in table.cells([episodes, *names]) if episodes in names else ():
+    for row in table.cells([MARK, *names]) if MARK in names else ():
         if not math.isnan(number(row[0])):
             last = row
     return {name.removeprefix(EVALUATION): number(cell) for name, cell in zip(names, last[1:], strict=False)}, False
 
 
 def last_row(run: RunDir) -> dict[str, float]:
-    """The last whole row of `metrics.csv`, found from its end; {} where there is none. Raises RunError as `read_metrics`."""
+    """The last whole row of `metrics.csv`, found from its end, whatever its size; {} where there is none.
+
+    Raises RunError as `read_metrics`.
+    """
     try:
-        with open(open_file(run.metrics_file, base=run.path, limit=MAX_TABLE_BYTES), "rb") as file:
+        with open(open_file(run.metrics_file, base=run.path), "rb") as file:
             first = file.readline(TAIL_BYTES)
             file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
             tail = file.read(TAIL_BYTES)
@@ -147,7 +225,7 @@ def last_row(run: RunDir) -> dict[str, float]:
     except OSError as error:
         raise RunError(f"{run.metrics_file} is not readable: {error.strerror or error}") from None
     lines = tail[: tail.rfind(b"\n") + 1].splitlines(keepends=True)
-    for line in reversed(lines if first.endswith(b"\n") else []):
+    for line in reversed(lines[-MAX_LINES:] if first.endswith(b"\n") else []):  # a crash leaves one torn
         table = Table(run, [first, line])
         for row in table.rows():
             if row != table.header:

@@ -337,7 +337,7 @@ class _RunLog(logging.Handler):
 
     def __init__(self, run: RunDir, warned: Callable[[str], None], logger: logging.Logger) -> None:
         super().__init__()
-        self.run, self.warned, self.least = run, warned, logger.getEffectiveLevel()
+        self.run, self.warned, self.logger, self.least = run, warned, logger, logger.getEffectiveLevel()
         self.above = logger.parent if logger.propagate else None
         self.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
 
@@ -345,9 +345,18 @@ class _RunLog(logging.Handler):
         """Without the lock of a handler: an outbox has its own, and warns while it holds that one."""
         self.emit(record)
         # Handlers of others get what they would have got; many a library installs one that prints all.
-        if self.above is not None and record.levelno >= self.least and self.above.hasHandlers():
+        if self.above is not None and record.levelno >= self._least(record.name) and self.above.hasHandlers():
             self.above.handle(record)
         return True
+
+    def _least(self, name: str) -> int:
+        """The level that the logger of this name would have if no run had set that of parl_like."""
+        logger: logging.Logger | None = logging.getLogger(name)
+        while logger is not None and logger is not self.logger:
+            if logger.level:
+                return logger.level
+            logger = logger.parent
+        return self.least
 
     def emit(self, record: logging.LogRecord) -> None:
         text = record.getMessage().partition("\n")[0]
