@@ -724,7 +724,7 @@ class Asker(Agent):
         np.testing.assert_array_equal(reply["twice"], 2 * rows)
         self.robot.heard[self.index] = reply["act"].shape
         while len(self.robot.heard) < 3:
-            self.pool.driver.rest(self)
+            self.agent_pool.driver.rest(self)
         self.robot.request_stop()
 
 
