@@ -22,7 +22,7 @@ import torch
 
 from parl_like.drivers.acting_agents import OPEN, READ, SERVED, WAITED, ActingAgents
 from parl_like.drivers.agent_threads import Beside
-from parl_like.drivers.round_state import Phase, RoundState
+from parl_like.drivers.round_state import RoundPhase, RoundState
 from parl_like.drivers.serving import InService, Serving
 from parl_like.drivers.waiting import has_ended, locked, release
 from parl_like.process.child import shielded
@@ -323,7 +323,7 @@ class ThreadsDriver(Driver):
             while self._serving.is_busy(trainings=True) and monotonic() < end:
                 state.news.acquire(timeout=0.05)
             state.closing = False
-            going = state.phase is Phase.DONE and monotonic() < end
+            going = state.phase is RoundPhase.DONE and monotonic() < end
             if going:
                 self._next_unroll()  # who waited for its updates goes on until it would act
         with self.lock:
@@ -375,7 +375,7 @@ class ThreadsDriver(Driver):
             if self._round.unroll_may_begin:
                 self._next_unroll()
             with self.lock:
-                if self._round.phase is not Phase.DONE and self._idle():
+                if self._round.phase is not RoundPhase.DONE and self._idle():
                     return []
                 if monotonic() >= end:
                     return [agent for agent in self.agents if agent not in self.parked]

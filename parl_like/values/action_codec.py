@@ -151,8 +151,8 @@ class _Same:
         self._counts = isinstance(space, (gym.spaces.Discrete, gym.spaces.MultiDiscrete))
 
     def to_env(self, act: Array) -> Array:
-        """From a policy's actions [N, …] to the environment's: choices are of int64, whatever a prediction gives."""
-        return act.astype(np.int64) if self._counts and act.dtype != np.int64 else act
+        """From a policy's actions [N, …] to the environment's: whole choices are of int64."""
+        return act.astype(np.int64) if self._counts and act.dtype.kind in "iu" and act.dtype != np.int64 else act
 
     def to_policy(self, act: Array) -> Array:
         """From the environment's actions, or one of them, to the policy's."""

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from parl_like.drivers.acting_agents import OPEN, SERVED, WAITED, ActingAgents
-from parl_like.drivers.round_state import NEXT, Phase, RoundState
+from parl_like.drivers.round_state import NEXT, RoundPhase, RoundState
 from parl_like.tasks.rounds import Rounds
 from parl_like.tasks.tickets import Ticket
 
@@ -53,10 +53,10 @@ def test_a_round_runs_through_all_phases():
     assert not state.rounds.in_round and not state.news.locked()
     assert not state.unroll_may_begin and state.hear() and not state.hear() and state.unroll_may_begin
     assert state.next_unroll() == ["reply"] and state.held == []
-    assert seen == list(Phase)
-    assert state.phase is Phase.ASKED  # for an update that came meanwhile; a look finds none
+    assert seen == list(RoundPhase)
+    assert state.phase is RoundPhase.ASKED  # for an update that came meanwhile; a look finds none
     state.begin()
-    assert state.phase is Phase.UNROLL
+    assert state.phase is RoundPhase.UNROLL
 
 
 def test_a_stop_ends_a_round_in_the_middle():
@@ -65,14 +65,14 @@ def test_a_stop_ends_a_round_in_the_middle():
     state.ask()
     state.stopping = True
     state.begin()
-    assert state.phase is Phase.ASKED
+    assert state.phase is RoundPhase.ASKED
     state.closing = True
     state.begin()
-    assert state.phase is Phase.ROUND and state.hold(["first"])
+    assert state.phase is RoundPhase.ROUND and state.hold(["first"])
     state.closing = False
     assert not state.hold(["second"]) and state.untold  # given at once
     assert state.next_unroll() == ["first"]
-    assert state.phase is Phase.ASKED and not (state.untold or state.rounds.in_round)
+    assert state.phase is RoundPhase.ASKED and not (state.untold or state.rounds.in_round)
 
 
 def test_async_mode_knows_no_rounds():
@@ -80,12 +80,12 @@ def test_async_mode_knows_no_rounds():
     queue.put()
     state.ask()
     state.begin()
-    assert state.phase is Phase.UNROLL and not state.hold(["reply"]) and not state.untold
-    assert state.next_unroll() == [] and state.phase is Phase.UNROLL
+    assert state.phase is RoundPhase.UNROLL and not state.hold(["reply"]) and not state.untold
+    assert state.next_unroll() == [] and state.phase is RoundPhase.UNROLL
 
 
 def test_a_phase_that_cannot_follow_is_refused():
-    assert set(NEXT) == set(Phase)
+    assert set(NEXT) == set(RoundPhase)
     with pytest.raises(RuntimeError, match="a round goes from UNROLL to ASKED, not to DONE; this is a bug"):
         state_of()[0].end()
 
