@@ -170,6 +170,7 @@ class Lifecycle:
                 driver.start(self._pool.agents, list(self._pool.wrappers.values()))
             elif phases.before is not Phase.BETWEEN:
                 driver.go_on()
+            phases.before = Phase.BETWEEN  # whatever comes now: they are under way
             able = [a for a in driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
             # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
             if not driver.stopping:

@@ -94,14 +94,13 @@ class UpdateMode:
     __slots__ = ("_runner", "_before", "_lent")
 
     def __init__(self, runner: AlgorithmRunner) -> None:
-        self._runner = runner
-        self._before = ""
+        self._runner, self._before = runner, runner.algorithm.mode
         self._lent: torch.Tensor | None = None
 
     def __enter__(self) -> None:
         runner = self._runner
         try:
-            self._before, runner.algorithm.mode = runner.algorithm.mode, "update"
+            runner.algorithm.mode = "update"
             if runner.has_modes:
                 runner.set_update_modes()
                 if runner.device.type == "cpu":

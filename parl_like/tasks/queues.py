@@ -91,7 +91,7 @@ class RequestQueue(ABC):
         return RequestBatch()
 
     def _refused(self, ticket: Ticket) -> Exception:
-        """Return the error that `fail_all` was told."""
+        """Return the error that `fail_all` was given."""
         return self._refusal(f"{self._where(ticket)}: {self.stopped}")
 
     def _where(self, ticket: Ticket) -> str:

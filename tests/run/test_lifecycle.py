@@ -119,6 +119,23 @@ def test_an_environment_that_raises_leaves_no_agent(driver):
     assert life.passed[-2:] == [Phase.IDLE, Phase.CLOSED] and Phase.WAITING not in life.passed
 
 
+@each_driver
+def test_agents_that_went_on_are_under_way_whatever_the_iteration_raises(driver, monkeypatch):
+    made, life = robot(driver=driver)
+    with made:
+        made.run(4)
+        assert life.phase is Phase.WAITING
+        went_on, go_on = [], made.pool.driver.go_on
+        monkeypatch.setattr(made.pool.driver, "go_on", lambda: went_on.append(go_on()))
+        with monkeypatch.context() as broken:
+            broken.setattr(made.pool.driver, "iterate", lambda: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                life.advance()
+        assert life.phase is Phase.BETWEEN
+        life.advance()
+        assert len(went_on) == 1 and life.phase is Phase.BETWEEN
+
+
 def test_what_the_table_does_not_allow_is_refused():
     made, life = robot()
     with made:

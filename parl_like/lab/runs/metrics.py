@@ -67,7 +67,7 @@ class MetricsLog:
             try:
                 self._replace(header, OWN_ROWS - 2, OWN_BYTES - len(text))  # room for a header and this row
             except RunError as error:  # somebody else has changed the file
-                self._say("columns", f"{METRICS} gets no new column, and grows on: {error}")
+                self._say("columns", f"{METRICS} gets no new column, and goes on without it: {error}")
                 text = self._row(self.header, row)
         self._count(text)
         self.run.outbox.append(METRICS, text)
