@@ -9,6 +9,9 @@ from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
 from statistics import median
+from typing import Any
+
+import evidence
 
 from parl_like import Algorithm, algorithms
 from parl_like.lab import experiment as experiments
@@ -42,46 +45,83 @@ The table holds with our networks that fit the algorithm (`parl-like list --spac
 """
 
 
-def classes() -> dict[str, list[type[Algorithm]]]:
-    """File of `algorithms/` → its public algorithms, in the order in which they stand there."""
+def members() -> dict[str, list[Any]]:
+    """File of `algorithms/` → its public algorithms, and what the faces of folders there offer, in the order in which they stand
+    in it."""
+    offered = [getattr(algorithms, name) for name in algorithms.__all__]
+    public = {one: one.__module__ for one in offered if issubclass(one, Algorithm)}
+    for face in sorted((ROOT / "algorithms").glob("*/__init__.py")):
+        folder = import_module(f"parl_like.algorithms.{face.parent.name}")
+        public |= {one: one.__module__ for one in (getattr(folder, name) for name in folder.__all__)}
     found = defaultdict(list)
-    for name in algorithms.__all__:
-        one = getattr(algorithms, name)
-        if issubclass(one, Algorithm):
-            found[one.__module__.rpartition(".")[2]].append(one)
-    return {file: sorted(members, key=lambda one: inspect.getsourcelines(one)[1]) for file, members in sorted(found.items())}
+    for one, module in public.items():
+        found[module.removeprefix("parl_like.algorithms.").replace(".", "/")].append(one)
+    return {file: sorted(there, key=lambda one: inspect.getsourcelines(one)[1]) for file, there in sorted(found.items())}
+
+
+def names() -> list[str]:
+    """Every member but the bases of others, which learn nothing."""
+    return [one.__name__ for there in members().values() for one in there if getattr(one, "learn", None) is not Algorithm.learn]
+
+
+def is_algorithm(one: object) -> bool:
+    return isinstance(one, type) and issubclass(one, Algorithm)
 
 
 def families_table() -> str:
     """What `parl-like list` says of families: the files of `algorithms/`, and the robots; `single` heads experiments of
     users' own algorithms."""
-    known = {file: {"title": first_sentence(f"parl_like.algorithms.{file}"), "algorithms": [one.__name__ for one in members]}
-             for file, members in classes().items()}
+    known: dict[str, Any] = {}
+    for file, there in members().items():
+        if learners := [one.__name__ for one in there if is_algorithm(one)]:
+            known[file] = {"title": first_sentence(file), "algorithms": learners}
     for robot in sorted({experiments.get(path.stem).robot for path in EXPERIMENTS.glob("*.yaml")} - {*known}):
-        known[robot] = {"title": first_sentence(f"parl_like.robots.{robot}")}
+        known[robot] = {"title": first_sentence(robot, "robots")}
     return "# Made by `make algorithms`.\n" + dump_yaml(dict(sorted(known.items())))
 
 
-def first_sentence(module: str) -> str:
-    """The first sentence of a module's docstring, in one line."""
-    return re.split(r"\.\s+(?=[A-Z`])|\.?$", " ".join((import_module(module).__doc__ or "").split()))[0]
+def first_sentence(file: str, folder: str = "algorithms") -> str:
+    """The first sentence of a file's docstring, in one line."""
+    module = import_module(f"parl_like.{folder}.{file.replace('/', '.')}")
+    return re.split(r"\.\s+(?=[A-Z`])|\.?$", " ".join((module.__doc__ or "").split()))[0]
+
+
+def scores() -> dict[str, list[marks.Mark]]:
+    """Experiment → its marks, as it is."""
+    found = defaultdict(list)
+    for mark in marks.load(ROOT / "docs" / "marks.json"):
+        if not mark.differs:
+            found[mark.experiment].append(mark)
+    return found
+
+
+def experiments_of() -> dict[str, list[str]]:
+    """Class in small letters, or robot of several tasks → the experiments that train it."""
+    found = defaultdict(list)
+    for path in sorted(EXPERIMENTS.glob("*.yaml")):
+        one = experiments.get(path.stem)
+        found[one.config["algorithm"].lower() if one.robot == "single" else one.robot].append(one.name)
+    return found
+
+
+def lights() -> str:
+    """What shows that each member is right."""
+    seen, by = scores(), experiments_of()
+    return evidence.table({name: [seen[experiment] for key in (name.lower(), *ROBOTS.get(name, ())) for experiment in by[key]]
+                           for name in names()})
 
 
 def trained() -> dict[str, list[str]]:
     """Class in small letters, or robot of several tasks → lines about the experiments that train it."""
-    scores = defaultdict(list)
-    for mark in marks.load(ROOT / "docs" / "marks.json"):
-        if not mark.differs:
-            scores[mark.experiment].append(mark)
-    lines = defaultdict(list)
-    for path in sorted(EXPERIMENTS.glob("*.yaml")):
-        one = experiments.get(path.stem)
-        seen = scores[one.name]
-        pages = [name for name in ("robots.md", "thinker.md", "thinker-published.md")
-                 if f"`{one.name}`" in (PAGE.parent / name).read_text(encoding="utf-8")]
-        told = (f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} steps, {len(seen)} seeds" if seen else
-                f": see [{pages[0]}]({pages[0]})" if pages else "")
-        lines[one.config["algorithm"].lower() if one.robot == "single" else one.robot].append(f"`{one.name}`{told}")
+    found, lines = scores(), defaultdict(list)
+    for key, trained in experiments_of().items():
+        for name in trained:
+            seen = found[name]
+            pages = [page for page in ("robots.md", "thinker.md", "thinker-published.md")
+                     if f"`{name}`" in (PAGE.parent / page).read_text(encoding="utf-8")]
+            told = (f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} steps, {len(seen)} seeds" if seen
+                    else f": see [{pages[0]}]({pages[0]})" if pages else "")
+            lines[key].append(f"`{name}`{told}")
     return lines
 
 
@@ -93,13 +133,14 @@ def spaces() -> str:
 
 
 def page() -> str:
-    parts, seen = [HEAD, spaces()], trained()
-    for file, members in classes().items():
-        parts.append(f"## {first_sentence(f'parl_like.algorithms.{file}')}\n\n[algorithms/{file}.py](../algorithms/{file}.py)")
-        for one in members:
+    parts, seen = [HEAD, lights(), spaces()], trained()
+    for file, there in members().items():
+        parts.append(f"## {first_sentence(file)}\n\n[algorithms/{file}.py](../algorithms/{file}.py)")
+        for one in there:
             lines = [f"- {line}" for name in (one.__name__.lower(), *ROBOTS.get(one.__name__, ())) for line in seen[name]]
+            models = getattr(one, "fitting_models", "")
             parts.append("\n\n".join(filter(None, [
-                f"### {one.__name__}", f"Models: {one.fitting_models}." if one.fitting_models else "",
+                f"### {one.__name__}", f"Models: {models}." if models else "",
                 "\n".join(["Experiments:", "", *lines]) if lines else "", f"```text\n{inspect.getdoc(one)}\n```"])))
     return "\n\n".join(parts) + "\n"
 

@@ -1,0 +1,66 @@
+"""Reads docs/evidence.yaml: which tests and peers show that an algorithm is right; docs/algorithms.md has them as lights."""
+
+from __future__ import annotations
+
+import ast
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from parl_like.lab.reports.marks import Mark
+from parl_like.lab.yaml_text import load_yaml_file
+
+ROOT = Path(__file__).resolve().parents[1]
+FILE = ROOT / "docs" / "evidence.yaml"
+KINDS = ("exact", "identity", "peer")
+GREEN, YELLOW, NONE = "🟢", "🟡", "⚪"
+HEAD = """## What shows that they are right
+
+🟢 there is such evidence; 🟡 a mark is there, and the median of its seeds misses it; ⚪ there is none.
+
+- *exact number*: a test of numbers worked out by hand, or known from elsewhere;
+- *identity*: a test that it is a simpler one where its novelty is off, or does what a plain loop does;
+- *mark*: its experiments reach what they expect, see [marks](marks.md);
+- *peer*: another library has trained the same, see [benchmarks](benchmarks.md), or gives the same numbers in a test.
+
+[evidence.yaml](evidence.yaml) names the tests and the rows.
+"""
+
+
+def load() -> dict[str, dict[str, str]]:
+    """Return name → kind → a test, `file::name`, or a row of a page, `file: text`."""
+    return load_yaml_file(FILE)
+
+
+@functools.cache
+def _tests(file: str) -> frozenset[str]:
+    return frozenset(node.name for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body
+                     if isinstance(node, ast.FunctionDef))
+
+
+def exists(where: str) -> bool:
+    """Return whether there is such a test, or such a text on the page."""
+    file, test, text = (*where.partition("::")[::2], "") if "::" in where else ("", "", where)
+    if test:
+        return (ROOT / file).is_file() and test in _tests(file)
+    page, _, row = text.partition(": ")
+    return (ROOT / page).is_file() and bool(row) and row in (ROOT / page).read_text(encoding="utf-8")
+
+
+def of_marks(groups: Sequence[Sequence[Mark]]) -> str:
+    """Return the light of some experiments, by the marks of each: whether most seeds of all of them are solved."""
+    solved = [2 * sum(mark.solved is True for mark in group) > len(group) for group in groups if group]
+    return NONE if not solved else GREEN if all(solved) else YELLOW
+
+
+def row(name: str, groups: Sequence[Sequence[Mark]]) -> str:
+    """Return the line of one member, whose experiments have these marks."""
+    known = load()[name]
+    lights = [GREEN if kind in known else NONE for kind in KINDS]
+    return f"| {name} | {lights[0]} | {lights[1]} | {of_marks(groups)} | {lights[2]} |"
+
+
+def table(members: dict[str, list[list[Mark]]]) -> str:
+    """Return the section of the page: members → the marks of each of their experiments."""
+    lines = [row(name, members[name]) for name in sorted(members, key=str.lower)]
+    return "\n".join([HEAD, "| algorithm | exact number | identity | mark | peer |", "|---|---|---|---|---|", *lines])
