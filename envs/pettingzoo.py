@@ -8,6 +8,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from parl_like.environment.player_view import PlayerView, mask_of
 from parl_like.envs.games import FRUITLESS
 
 Choice = Callable[[Any, np.random.Generator], Any]
@@ -31,9 +32,7 @@ def random_choice(space: gym.Space[Any]) -> Choice:
 class AECPlayer(gym.Env[Any, Any]):
     """One player of a PettingZoo AEC environment; the others act by given rules between its turns.
 
-    Observation: PettingZoo's own of this player. Where that is a Dict of `observation` and `action_mask`, it is called `obs` and
-    `mask` ([A] int8) instead. Where the mask comes in the infos (`mask=True`), the observation is put beside it in the same way.
-    After a true end the mask is zeros.
+    Observation: PettingZoo's own of this player, a mask of legal actions under the name `mask`, as `PlayerView` has it.
 
     Reward: of this player since its last turn; what it got before its first turn comes with its first step. Games that are over
     before its first turn are played again. `terminated` and `truncated` are this player's own. Info: this player's.
@@ -71,17 +70,8 @@ class AECPlayer(gym.Env[Any, Any]):
         self.rules = {agent: rules.get(agent) or random_choice(env.action_space(agent)) for agent in agents}
         self.render_mode = getattr(env, "render_mode", None)
         self.metadata = {"render_modes": [], "render_fps": 2} | dict(getattr(env, "metadata", None) or {})
-        self.action_space: Any = env.action_space(player)
-        inner = env.observation_space(player)
-        named = isinstance(inner, gym.spaces.Dict) and set(inner.spaces) == {"observation", "action_mask"}
-        self._masked = mask or named
-        if named:
-            inner = inner["observation"]
-        self.observation_space = inner
-        if self._masked:
-            if not isinstance(self.action_space, gym.spaces.Discrete):
-                raise TypeError(f"AECPlayer: a mask of legal actions needs Discrete actions, not {self.action_space}")
-            self.observation_space = gym.spaces.Dict({"mask": gym.spaces.MultiBinary(int(self.action_space.n)), "obs": inner})
+        self._view = PlayerView(env, player, mask=mask)
+        self.action_space, self.observation_space = self._view.action_space, self._view.observation_space
         self._over = True
         self._early = 0.0
 
@@ -111,14 +101,10 @@ class AECPlayer(gym.Env[Any, Any]):
         while env.agents:
             agent = env.agent_selection
             obs, reward, terminated, truncated, info = env.last()
-            mask, bare = _mask_of(obs, info)
             if agent == self.player:
-                if self._masked:
-                    # After a true end nothing is legal, whatever the environment says; a game that was only cut keeps its mask,
-                    # for its value is asked for.
-                    none = np.zeros(int(self.action_space.n), np.int8)
-                    obs = {"mask": none if terminated or mask is None else mask, "obs": bare}
-                return obs, float(reward), bool(terminated), bool(truncated), info
+                seen = self._view.see(obs, info, bool(terminated))
+                return seen, float(reward), bool(terminated), bool(truncated), info
+            mask, bare = mask_of(obs, info)
             seen = obs if mask is None else {"mask": mask, "obs": bare}
             env.step(None if terminated or truncated else self.rules[agent](seen, self.np_random))
         raise RuntimeError(f"AECPlayer: {env} ended without a last turn of {self.player}, so its last reward is unknown; agents "
@@ -129,10 +115,3 @@ class AECPlayer(gym.Env[Any, Any]):
 
     def close(self) -> None:
         self.env.close()
-
-
-def _mask_of(obs: Any, info: Mapping[str, Any]) -> tuple[Any, Any]:
-    """The mask of an observation, from itself or from the infos, None where there is none; and the observation without it."""
-    if isinstance(obs, dict) and obs.keys() == {"observation", "action_mask"}:
-        return np.asarray(obs["action_mask"], np.int8), obs["observation"]
-    return np.asarray(info["action_mask"], np.int8) if "action_mask" in info else None, obs

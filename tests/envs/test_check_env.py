@@ -10,7 +10,7 @@ from importlib.util import find_spec
 import gymnasium as gym
 import numpy as np
 import pytest
-from aec_fakes import aec_of
+from aec_fakes import aec_of, leaving
 from gymnasium.utils.env_checker import check_env
 
 import parl_like.envs as envs
@@ -19,6 +19,7 @@ from parl_like.envs.bit_flip import BitFlip
 from parl_like.envs.deep_sea import DeepSea
 from parl_like.envs.doorkey import DoorKey
 from parl_like.envs.games import GameEnv, Kuhn, Leduc, TicTacToe
+from parl_like.envs.joint import Joint
 from parl_like.envs.make import ActionBounds, DmEnv, FiveValues, OldStyle, TimeLimit, make_env
 from parl_like.envs.minatar import MinAtar
 from parl_like.envs.pettingzoo import AECPlayer
@@ -133,6 +134,7 @@ CASES = {
     GameEnv: [lambda game=game: GameEnv(game(), player=None, illegal=-1.0, render_mode="ansi") for game in (Kuhn, Leduc,
                                                                                                             TicTacToe)],
     AECPlayer: [lambda: AECPlayer(aec_of(Kuhn()), 1)],
+    Joint: [lambda: Joint(leaving(2, 3)), lambda: Joint(leaving(2, 0, 3, masks=True), reward="mean", alive=True)],
     SokobanEnv: [lambda: SokobanEnv(size=5, n_boxes=1), lambda: SokobanEnv(obs="planes", render_mode="rgb_array")],
     DoorKey: [lambda: DoorKey(5)],
     GridView: [lambda: make_env("MiniGrid-DoorKey-5x5-v0")],
@@ -141,7 +143,8 @@ CASES = {
     DeepSea: [lambda: DeepSea(), lambda: DeepSea(4)],
     MinAtar: [lambda: MinAtar(), lambda: MinAtar("freeway", sticky=0.0, ramping=False)],
 }  # fmt: skip
-NEEDS = {Atari: "ale_py", DoorKey: "minigrid", GridView: "minigrid", AECPlayer: "pettingzoo", MinAtar: "minatar"}
+NEEDS = {Atari: "ale_py", DoorKey: "minigrid", GridView: "minigrid", AECPlayer: "pettingzoo", Joint: "pettingzoo",
+         MinAtar: "minatar"}
 HARMLESS = "|".join([
     "is different from the unwrapped version",  # it says so of every wrapper
     "Not able to test alternative render modes",  # and so of all that gymnasium.make has not made

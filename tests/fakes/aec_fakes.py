@@ -1,76 +1,69 @@
-"""True PettingZoo AEC environments, small enough to know all of them."""
-
-import operator
+"""True PettingZoo environments of several players, small enough to know all of them."""
 
 import gymnasium as gym
 import numpy as np
 import pytest
 
-from parl_like.envs.games import CHANCE, draw
-
 
 def aec_of(game):
-    """A game of ours; observations have a mask of legal actions, rewards are changes of utility. Skips without PettingZoo."""
+    """A game of ours with all its players. Skips without PettingZoo."""
+    pytest.importorskip("pettingzoo")
+    from parl_like.envs.games.players import GameAEC
+
+    return GameAEC(game, render_mode="ansi")
+
+
+def leaving(*lives, masks=False, cut=(), box=False):
+    """A parallel environment whose player i leaves after `lives[i]` steps, of its own or, where i is in `cut`, cut off.
+
+    Player i sees i + 1 numbers, each the number of the step, of those with `box` all see two; chooses one of i + 2 actions, of
+    which with `masks` the last is not legal; and gets 10 i + its action. Skips without PettingZoo.
+    """
     pettingzoo = pytest.importorskip("pettingzoo")
+    names = [f"p{i}" for i in range(len(lives))]
+    seen = {}
+    for i, name in enumerate(names):
+        seen[name] = gym.spaces.Box(0, 99, (2 if box else i + 1,), np.float32)
+        if masks:
+            seen[name] = gym.spaces.Dict({"observation": seen[name], "action_mask": gym.spaces.Box(0, 1, (i + 2,), np.int8)})
+    chosen = {name: gym.spaces.Discrete(i + 2) for i, name in enumerate(names)}
 
-    class AECGame(pettingzoo.AECEnv):
-        metadata = {"render_modes": ["ansi"], "is_parallelizable": False}
-        render_mode = "ansi"
+    class Leaving(pettingzoo.ParallelEnv):
+        metadata = {"name": "leaving"}
+        possible_agents = names
+        state_space = gym.spaces.Box(0, 99, (1,), np.float32)
 
-        def __init__(self):
-            super().__init__()
-            self.possible_agents = [f"player_{i}" for i in range(game.n_players)]
-            space = gym.spaces.Dict({"observation": gym.spaces.Box(0.0, 1.0, (game.tensor_size,), np.float32),
-                                     "action_mask": gym.spaces.Box(0, 1, (game.n_actions,), np.int8)})
-            self.observation_spaces = dict.fromkeys(self.possible_agents, space)
-            self.action_spaces = dict.fromkeys(self.possible_agents, gym.spaces.Discrete(game.n_actions))
-            self.observation_space, self.action_space = self.observation_spaces.__getitem__, self.action_spaces.__getitem__
-            self.np_random = np.random.default_rng()
-            self.agents = []
+        def observation_space(self, agent):
+            return seen[agent]
+
+        def action_space(self, agent):
+            return chosen[agent]
+
+        def state(self):
+            return np.array([self.t])
 
         def reset(self, seed=None, options=None):
-            if seed is not None:
-                self.np_random = np.random.default_rng(seed)
-            self.agents = self.possible_agents[:]
-            self.rewards, self._cumulative_rewards = dict.fromkeys(self.agents, 0.0), dict.fromkeys(self.agents, 0.0)
-            self.terminations, self.truncations = dict.fromkeys(self.agents, False), dict.fromkeys(self.agents, False)
-            self.infos = {agent: {} for agent in self.agents}
-            self._skip_agent_selection = None
-            self.state_now = game.start()
-            self.move_on(self.possible_agents[0])
+            self.t, self.agents = 0, [name for name, life in zip(names, lives, strict=True) if life]
+            return self.look(self.agents), {name: {} for name in self.agents}
 
-        def move_on(self, mover):
-            state = self.state_now
-            while state.player == CHANCE:
-                state.apply(draw(state.chance(), self.np_random))
-            if state.is_terminal:
-                self.terminations = dict.fromkeys(self.agents, True)
-                self.agent_selection = self.agents[(self.agents.index(mover) + 1) % len(self.agents)]
-            else:
-                self.agent_selection = self.possible_agents[state.player]
+        def look(self, agents):
+            out = {}
+            for name in agents:
+                i = names.index(name)
+                out[name] = np.full(2 if box else i + 1, self.t, np.float32)
+                if masks:
+                    out[name] = {"observation": out[name], "action_mask": (np.arange(i + 2) <= i).astype(np.int8)}
+            return out
 
-        def step(self, action):
-            agent = self.agent_selection
-            if self.terminations[agent]:
-                self._was_dead_step(action)
-                return
-            before = self.state_now.returns()
-            self.state_now.apply(operator.index(action))
-            self._cumulative_rewards[agent] = 0.0
-            self.move_on(agent)
-            gains = np.subtract(self.state_now.returns(), before).tolist()
-            self.rewards = dict(zip(self.possible_agents, gains, strict=True))
-            self._accumulate_rewards()
+        def step(self, actions):
+            assert set(actions) == set(self.agents), (actions, self.agents)
+            assert all(chosen[name].contains(act) for name, act in actions.items())
+            self.t, acting = self.t + 1, list(self.agents)
+            over = {name: self.t >= lives[names.index(name)] for name in acting}
+            self.agents = [name for name in acting if not over[name]]
+            rewards = {name: 10.0 * names.index(name) + actions[name] for name in acting}
+            cuts = {name: over[name] and names.index(name) in cut for name in acting}
+            ends = {name: over[name] and not cuts[name] for name in acting}
+            return self.look(acting), rewards, ends, cuts, {name: {"t": self.t} for name in acting}
 
-        def observe(self, agent):
-            player, state = self.possible_agents.index(agent), self.state_now
-            mask = state.mask() if state.player == player else np.zeros(game.n_actions, np.int8)
-            return {"observation": state.tensor(player), "action_mask": mask}
-
-        def render(self):
-            return str(self.state_now)
-
-        def close(self):
-            pass
-
-    return AECGame()
+    return Leaving()
