@@ -3,29 +3,38 @@ changing, and watches what the environment's code does to the process."""
 
 from __future__ import annotations
 
-import logging
-import warnings
 from collections.abc import Callable
+from enum import Enum
 from typing import Any
 
 import gymnasium as gym
 import numpy as np
 
 from parl_like.data.timestep import TimeStep, first_step, next_step
-from parl_like.environment.hooks import Hook, overridden
-from parl_like.environment.process_guard import watched
+from parl_like.environment.action_check import ActionCheck
+from parl_like.environment.env_reset import EnvReset
+from parl_like.environment.hooks import Hook
+from parl_like.environment.observers import Observers
 from parl_like.environment.resumed_episode import PASSED, CarriedEpisode
-from parl_like.environment.value_check import OLD_GYM, BadOutput, OutputCheck, contains, takes_option
+from parl_like.environment.value_check import OLD_GYM, BadOutput, OutputCheck
 from parl_like.interfaces import ActingAgent
 from parl_like.tasks.no_progress import Resets
-from parl_like.values.batch import Batch
 from parl_like.values.copying import copied
 from parl_like.values.errors import AgentFailed, Interrupted
 from parl_like.values.spec import SpecError
 
-log = logging.getLogger(__name__)
-
 _VECTORS = (np.ndarray, list, tuple)
+
+
+class EpisodePhase(Enum):
+    """The state of an episode: none was begun, one runs, or one has ended and POST_EPISODE is still to come."""
+
+    NONE = "none"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+NONE, RUNNING, ENDED = EpisodePhase
 
 
 class EnvFace:
@@ -47,25 +56,17 @@ class EnvFace:
     def __init__(self, env: gym.Env[Any, Any], agent: ActingAgent) -> None:
         self._env, self._agent = env, agent
         self._step: Any = env.step
-        self._lacks = [name for name in ("seed", "options") if not takes_option(env.reset, name)]
-        self._resets = Resets()
-        self._known = False  # whether it was reset once
-        self._output = OutputCheck(env, agent.on_bad_value)
+        self._resets, self._env_reset = Resets(), EnvReset(env, agent)
+        self._output, self._observers = OutputCheck(env, agent.on_bad_value), Observers(agent)
         # Spaces are for tasks; a plain function can act in anything with reset and step.
         self.observation_space = getattr(env, f"{self._of_one}observation_space", None)
         self.action_space: gym.Space[object] | None = getattr(env, f"{self._of_one}action_space", None)
-        self._n, self._start = -1, 0
-        if isinstance(self.action_space, gym.spaces.Discrete):  # then `step` can check an action without asking the space
-            self._n, self._start = int(self.action_space.n), int(self.action_space.start)
+        self._actions = ActionCheck(agent, self.action_space)
         self.last: tuple[Any, ...] = ()
         self.episode_return: Any = 0.0
         self.episode_length = self.time_steps = 0
-        self.seed: int | None = None
         self.carried = CarriedEpisode(env, agent, self._failed)
-        self._pre_act: list[Callable[..., None]] = []
-        self._post_act: list[Callable[..., None]] = []
-        self._open = False  # an episode is running, or ended without its POST_EPISODE yet
-        self._over = True
+        self._phase = NONE
         self.observe([])
 
     def __getattr__(self, name: str) -> Any:
@@ -75,17 +76,19 @@ class EnvFace:
     def unwrapped(self) -> gym.Env[Any, Any]:
         return getattr(self._env, "unwrapped", self._env)
 
+    @property
+    def seed(self) -> int | None:
+        """The seed that the environment was last reset with; None: with none yet."""
+        return self._env_reset.seed
+
     def observe(self, hooks: list[Hook]) -> None:
         """Sets who hears of the stages: the agent's helpers, then `hooks`."""
-        in_turn, helpers = self._agent.agent_pool.in_turn, list(self._agent.helpers.values())
-        self._pre_episode, pre_act, post_act, self._post_episode = (
-            [*overridden(helpers, stage), *map(in_turn, overridden(hooks, stage))]
-            for stage in ("pre_episode", "pre_act", "post_act", "post_episode"))
-        self._pre_act[:], self._post_act[:] = pre_act, post_act  # in place: an agent may wait in the middle of a step
+        observers, actions = self._observers, self._actions
+        observers.renew(hooks)
         # What `step` reads, in one look: a class with `__getattr__` pays 30 ns more for each.
-        self._keeps = any(helper.store_info for helper in helpers)  # perhaps late
         judged = self._output if self._output.judges else None
-        self._for_step = self._step, self._n, self._start, judged, self._pre_act, self._post_act, self._keeps
+        self._for_step = (self._step, actions.n, actions.start, judged, observers.pre_act, observers.post_act,
+                          observers.keep_info)
 
     def limit(self, steps: int) -> None:
         """From now on an episode that does not end within so many actions is truncated there."""
@@ -104,8 +107,7 @@ class EnvFace:
     def connect_hooks(self, hooks: list[Hook]) -> None:
         """Hooks that come in the middle of an episode hear that it has begun."""
         if self.n_open():
-            for call in map(self._agent.agent_pool.in_turn, overridden(hooks, "pre_episode")):
-                call(self._agent)
+            self._observers.catch_up(hooks)
 
     def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, or goes on with the one that was `carried` over a checkpoint, where neither seed nor options are
@@ -115,19 +117,15 @@ class EnvFace:
         self.end_episode()
         self._resets.look(agent)
         agent.before_episode()
-        if seed is None:
-            seed = next((one for helper in agent.helpers.values() if (one := helper.episode_seed()) is not None), None)
+        seed = self._env_reset.asked_seed(seed)
         carried = self.carried
         if agent.quota_episodes is not None:  # whole episodes are collected; the one that is held goes on afterwards
             carried.left = carried.left or carried.held is not None
         elif (given := carried.take()) is not None and seed is None and options is None and carried.fits(given, self._counted()):
             return self._go_on(carried.rest_of(given))
-        if seed is None and agent.needs_seed:
-            seed = int(agent.rng.integers(2**31))
-        agent.needs_seed = False
-        self.seed = self.seed if seed is None else seed
+        seed = self._env_reset.due_seed(seed)
         try:
-            given = self._reset(seed=seed, options=options)
+            given = self._env_reset.call(seed=seed, options=options)
         except PASSED:
             raise
         except Exception as error:
@@ -138,34 +136,9 @@ class EnvFace:
         obs = copied(obs)
         if self._output.judges:
             obs, _ = self._accepted(obs, 0.0, "reset")
-        self._open, self._over = True, False
+        self._phase = RUNNING
         self._begin(obs, info)
         return obs, info
-
-    def _reset(self, **options: Any) -> Any:
-        """The environment's own reset. It is watched the first time, and always where the environment has changed something
-        before."""
-        if self._lacks:
-            options = self._without(options)
-        if self._known and not self._agent.process_changes:
-            return self._env.reset(**options)
-        with watched(self._agent, "reset", not self._known):
-            self._known = True
-            return self._env.reset(**options)
-
-    def _without(self, options: dict[str, object]) -> dict[str, object]:
-        """Return what a reset that knows neither seeds nor options can be given; `seed(seed)` of the environment gets the
-        seed."""
-        seed = options.get("seed") if "seed" in self._lacks else None
-        if seed is not None and callable(tell := getattr(self._env, "seed", None)):
-            tell(seed)
-        elif seed is not None and "seed" not in self._agent.agent_pool.warned:
-            self._agent.agent_pool.warned.add("seed")
-            warnings.warn(f"{self._agent}: reset of {self.unwrapped!r} takes no seed, so no run in it can be repeated; write "
-                          "reset(self, *, seed=None, options=None), and call super().reset(seed=seed)", RuntimeWarning,
-                          stacklevel=4)
-        return {name: value for name, value in options.items() if value is not None or name not in self._lacks
-                if name != "seed" or "seed" not in self._lacks}
 
     def carry(self) -> int:
         """Holds the open episode, with the memory of the agent's helpers, where the environment's state can be cloned.
@@ -180,7 +153,7 @@ class EnvFace:
 
     def n_open(self) -> int:
         """Episodes that are running."""
-        return int(self._open and not self._over)
+        return int(self._phase is RUNNING)
 
     def _observed(self) -> object:
         """Return the observation to act on next."""
@@ -197,8 +170,7 @@ class EnvFace:
         obs, info, memory, counted = rest
         obs, info = self._again(obs, info)
         self._agent.needs_seed = False
-        self._known = self._open = True
-        self._over = False
+        self._env_reset.known, self._phase = True, RUNNING
         self._begin(obs, info)
         for name, helper in self._agent.helpers.items():
             helper.memory = tuple(memory[name])
@@ -215,7 +187,7 @@ class EnvFace:
     def _begin(self, obs: object, info: dict[str, object]) -> None:
         self.episode_return, self.episode_length = 0.0, 0
         self.last = (obs, None, 0.0, False, False, info)
-        for call in self._pre_episode:
+        for call in self._observers.pre_episode:
             call(self._agent)
 
     def _failed(self, doing: str, error: Exception) -> AgentFailed:
@@ -232,8 +204,8 @@ class EnvFace:
         if agent.last_progress is not None:
             agent.last_progress = agent.count_progress()
         if not (act.__class__ is int and 0 <= act - start < n):
-            self._check_action(act)
-        if self._over:
+            self._actions.one(act)
+        if self._phase is not RUNNING:
             raise AgentFailed(f"{agent}: step() after the end of an episode; call reset() first")
         for call in pre_act:
             call(agent, act)
@@ -269,7 +241,7 @@ class EnvFace:
         pool = agent.agent_pool
         pool.statistics.env_steps += 1
         if ended:
-            self._over = True
+            self._phase = ENDED
             total = self.episode_return
             pool.statistics.count_episode(agent.first_env, float(total) if np.ndim(total) == 0 else total, self.episode_length,
                                 info.get("return_parts", ()))
@@ -331,38 +303,23 @@ class EnvFace:
             agent.count_bad(f"{where}: replaced {obs!r:.60}, reward {rew!r:.20} by {good_obs!r:.60}, {good_rew!r:.20}")
         return good_obs, good_rew
 
-    def _check_action(self, act: object) -> None:
-        space = self.action_space
-        if space is None:
-            return
-        try:
-            fits = contains(space, act)
-        except Exception:  # noqa: BLE001 - a space may choke on what is not even nearly an action; that is an answer, too
-            fits = False
-        if not fits and isinstance(act, Batch):
-            raise AgentFailed(f"{self._agent}: the task gave {sorted(act.keys())} and no action; write explorer() of its "
-                              "algorithm, or give its helper explorer=, so that predictions become actions")
-        if not fits:
-            raise AgentFailed(f"{self._agent}: action outside the space: expected {space}, got {act!r}; look at the output of "
-                              "the task that made it, or at the model's action space")
-
     def end_episode(self) -> None:
         """Fires POST_EPISODE once for the episode that is open, if any: `interrupted` unless the environment had ended it.
 
         The rows of an interrupted episode get a cut, so that nothing looks from them into the next one.
         """
-        if not self._open:
+        if self._phase is NONE:
             return
-        interrupted = not self._over
-        self._open, self._over = False, True
+        interrupted = self._phase is RUNNING
+        self._phase = NONE
         if interrupted:
             self._agent.cut()
-        for call in self._post_episode:
+        for call in self._observers.post_episode:
             call(self._agent, interrupted)
 
     @property
     def is_over(self) -> bool:
-        return self._over
+        return self._phase is not RUNNING
 
     @property
     def time_step(self) -> TimeStep:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from parl_like.agents.vector_agent import VectorAgent, VectorFace
+from parl_like.agents.vector_agent import VectorAgent
+from parl_like.environment.vector_face import VectorFace
 from parl_like.envs.thinker.augmented import AugmentedEnv
 from parl_like.envs.thinker.snapshots import snapshots_of
 from parl_like.values.spec import Array

@@ -1,0 +1,60 @@
+"""A class is small enough to be read at once: its attributes and methods are counted, and whoever has more gives a reason."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+FOLDERS = ("parl_like", "algorithms", "models", "envs", "robots")
+ATTRIBUTES, METHODS = 20, 30
+
+MORE_ATTRIBUTES: dict[str, str] = {
+    "ThinkerNet": "to be divided", "Atari": "to be divided", "AugmentedEnv": "to be divided", "Group": "to be divided",
+    "GroupVectorEnv": "to be divided", "Agent": "to be divided",
+}
+MORE_METHODS = {
+    "Batch": "it does what a dict and an array do", "ReplayBuffer": "all that is asked of rows", "Robot": "what users call",
+}
+
+pytestmark = pytest.mark.checkout
+
+
+def classes():
+    for folder in FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            if not path.is_symlink():
+                nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+                yield from (node for node in nodes if isinstance(node, ast.ClassDef))
+
+
+def attributes_of(node):
+    """The names that a class assigns on self, anywhere in it."""
+    return {one.attr for one in ast.walk(node) if isinstance(one, ast.Attribute) and isinstance(one.ctx, ast.Store)
+            and isinstance(one.value, ast.Name) and one.value.id == "self"}
+
+
+def methods_of(node):
+    return [one for one in ast.walk(node) if isinstance(one, (ast.FunctionDef, ast.AsyncFunctionDef))]
+
+
+def test_no_class_has_more_attributes_than_are_read_at_once():
+    found = [(node.name, len(attributes_of(node))) for node in classes()]
+    assert [(name, n) for name, n in found if n > ATTRIBUTES and name not in MORE_ATTRIBUTES] == []
+
+
+def test_no_class_has_more_methods_than_are_read_at_once():
+    found = [(node.name, len(methods_of(node))) for node in classes()]
+    assert [(name, n) for name, n in found if n > METHODS and name not in MORE_METHODS] == []
+
+
+def test_the_lists_of_larger_classes_name_no_other():
+    nodes = {node.name: node for node in classes()}
+    assert all(len(attributes_of(nodes[name])) > ATTRIBUTES for name in MORE_ATTRIBUTES)
+    assert all(len(methods_of(nodes[name])) > METHODS for name in MORE_METHODS)
+
+
+def test_attributes_and_methods_are_counted():
+    node = ast.parse("class A:\n    def f(self):\n        self.a = self.b, self.c = 1, 2\n        self.d += other.e\n"
+                     "        self.g[:] = 1\n        def h(): self.i: int = 1\n").body[0]
+    assert attributes_of(node) == {"a", "b", "c", "d", "i"} and len(methods_of(node)) == 2
