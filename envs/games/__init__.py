@@ -8,9 +8,9 @@ copies nothing. `GameEnv` is a game as one player's gymnasium environment. The t
 """
 
 from parl_like.envs.games.env import FRUITLESS, GameEnv, draw
-from parl_like.envs.games.game import CHANCE, TERMINAL, Game, Policy, State, Traits, uniform
+from parl_like.envs.games.game import CHANCE, TERMINAL, Game, Policy, State, TablePolicy, Traits, uniform
 from parl_like.envs.games.poker import Kuhn, KuhnState, Leduc, LeducState
 from parl_like.envs.games.tictactoe import TicTacToe, TicTacToeState
 
 __all__ = ["CHANCE", "FRUITLESS", "TERMINAL", "Game", "GameEnv", "Kuhn", "KuhnState", "Leduc", "LeducState", "Policy", "State",
-           "TicTacToe", "TicTacToeState", "Traits", "draw", "uniform"]
+           "TablePolicy", "TicTacToe", "TicTacToeState", "Traits", "draw", "uniform"]

@@ -12,7 +12,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.data.rng import rng_state, set_rng_state
-from parl_like.envs.games.game import CHANCE, TERMINAL, Game, Policy, uniform
+from parl_like.envs.games.game import CHANCE, TERMINAL, Game, Policy, asked, per_seat, uniform
 from parl_like.values.spec import Array
 
 FRUITLESS = 1000
@@ -52,9 +52,7 @@ class GameEnv(gym.Env[Any, Any]):
     ) -> None:
         game.traits.require("GameEnv", dynamics="sequential", styles=("tensor",))
         self.game = game
-        self.policies = [policy] * game.n_players if callable(policy) else list(policy)
-        if len(self.policies) != game.n_players:
-            raise ValueError(f"GameEnv: {len(self.policies)} policies; expected one, or {game.n_players} for {game}")
+        self.policies = per_seat("GameEnv", game, policy)
         if render_mode not in (None, "ansi"):
             raise ValueError(f"GameEnv: render_mode is {render_mode!r}; expected 'ansi' or None")
         self.seat = self._checked(player)
@@ -109,13 +107,8 @@ class GameEnv(gym.Env[Any, Any]):
             if turn == CHANCE:
                 moves = state.chance()
             else:
-                chances = np.asarray(self.policies[turn](state), np.float64)
-                fits = chances.shape == (self.game.n_actions,) and bool((chances >= 0).all())
-                moves = [(a, float(chances[a])) for a in state.legal()] if fits else []
-                if abs(sum(p for _, p in moves) - 1.0) > 1e-6:
-                    raise ValueError(f"GameEnv: the policy of player {turn} gave {chances.tolist()} after {state.history}; "
-                                     "expected a "
-                                     f"probability for each of {self.game.n_actions} actions, 0 but for {list(state.legal())}")
+                chances = asked("GameEnv", self.policies[turn], state)
+                moves = [(action, float(chances[action])) for action in state.legal()]
             state.apply(draw(moves, self.np_random))
 
     def _observe(self) -> dict[str, Array]:

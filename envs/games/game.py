@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -206,3 +206,40 @@ def uniform(state: State) -> Array:
     mask: Array = state.mask().astype(np.float64)
     mask /= mask.sum()
     return mask
+
+
+class TablePolicy:
+    """A policy in a table.
+
+    Attributes:
+        table: Key → probability of every action [n_actions]. Where a key is not in it, all legal actions are as likely.
+    """
+
+    def __init__(self, table: Mapping[str, Array]) -> None:
+        self.table = table
+
+    def __call__(self, state: State) -> Array:
+        known = self.table.get(state.key())
+        return uniform(state) if known is None else known
+
+
+def per_seat(who: str, game: Game, policy: Policy | Sequence[Policy]) -> list[Policy]:
+    """A policy for each player, of one for all or of as many. Raises ValueError where there are others."""
+    policies = [policy] * game.n_players if callable(policy) else list(policy)
+    if len(policies) != game.n_players:
+        raise ValueError(f"{who}: {len(policies)} policies; expected one, or {game.n_players} for {game}")
+    return policies
+
+
+def asked(who: str, policy: Policy, state: State) -> Array:
+    """[n_actions] float64: what a policy does in a state. Raises ValueError where these are no probabilities of legal actions."""
+    chances, legal = np.asarray(policy(state), np.float64), list(state.legal())
+    if not fits(chances, legal, state.game.n_actions):
+        raise ValueError(f"{who}: the policy of player {state.player} gave {chances.tolist()} after {state.history}; expected a "
+                         f"probability for each of {state.game.n_actions} actions, 0 but for {legal}")
+    return chances
+
+
+def fits(chances: Array, legal: Sequence[int] | Array, n_actions: int) -> bool:
+    """Return whether these are probabilities of legal actions."""
+    return chances.shape == (n_actions,) and bool((chances >= 0).all()) and abs(float(chances[legal].sum()) - 1.0) <= 1e-6

@@ -97,14 +97,20 @@ class Leduc(Game):
     Everybody puts 1 into the pot and gets a private card. Player 0 begins both rounds. Actions: 0 fold (only against a raise), 1
     call or check, 2 raise: by 2 in the first round and 4 in the second, at most two raises a round. Who has the rank of the
     public card wins; else the higher rank; equal ranks share. Suits never matter, so chance deals ranks 0, 1, 2, and there are
-    288 information sets (936 where suits are told apart).
+    288 information sets.
 
     Key: private card, actions of round one, public card, actions of round two: `2:cr|0:`. Tensor: player [2], private card [3],
     public card [3], then [2 rounds, 4 turns, 2] call or raise; a fold needs no place, for it ends the game.
+
+    Args:
+        suits: Chance deals cards 0 … 5, of rank card // 2, and players tell them apart, as in OpenSpiel: 936 information sets, 6
+            places for each card. It is the same game in more positions.
     """
 
-    def __init__(self) -> None:
-        self.n_players, self.n_actions, self.tensor_size, self.max_moves = 2, 3, 24, 8
+    def __init__(self, suits: bool = False) -> None:
+        self.suits = suits
+        self.n_cards = 6 if suits else 3  # of which a player sees one
+        self.n_players, self.n_actions, self.tensor_size, self.max_moves = 2, 3, 18 + 2 * self.n_cards, 8
         self.traits = Traits(n_players=2)
         self.utility_range = (-13.0, 13.0)
 
@@ -112,11 +118,17 @@ class Leduc(Game):
         return LeducState(self)
 
     def __repr__(self) -> str:
-        return "Leduc()"
+        return "Leduc(suits=True)" if self.suits else "Leduc()"
 
 
 class LeducState(State):
     """A position of Leduc poker: the history is two private cards, actions, the public card, actions."""
+
+    game: Leduc
+
+    def _left(self, card: int, cards: Sequence[int]) -> int:
+        """Return how many of a card are not given out yet."""
+        return 6 // self.game.n_cards - cards.count(card)
 
     def _parts(self) -> tuple[list[int], list[list[int]]]:
         """The cards given out so far, those of the players first; the actions of both rounds."""
@@ -140,7 +152,7 @@ class LeducState(State):
         player = self.player
         cards, rounds = self._parts()
         if player == CHANCE:
-            return [card for card in range(3) if cards.count(card) < 2]
+            return [card for card in range(self.game.n_cards) if self._left(card, cards)]
         if player == TERMINAL:
             return ()
         bets = rounds[len(cards) - 2]
@@ -148,7 +160,7 @@ class LeducState(State):
 
     def chance(self) -> list[tuple[int, float]]:
         cards, _ = self._parts()
-        return [(card, (2 - cards.count(card)) / (6 - len(cards))) for card in self.legal()]
+        return [(card, self._left(card, cards) / (6 - len(cards))) for card in self.legal()]
 
     def returns(self) -> tuple[float, ...]:
         if self.player != TERMINAL:
@@ -161,7 +173,8 @@ class LeducState(State):
                 if action == 0:
                     return (-paid[0], paid[0]) if me == 0 else (paid[1], -paid[1])
                 paid[me] = paid[1 - me] + (size if action == 2 else 0.0)
-        strength = [rank + (3 if rank == cards[2] else 0) for rank in cards[:2]]
+        *own, public = [card * 3 // self.game.n_cards for card in cards]
+        strength = [rank + (3 if rank == public else 0) for rank in own]
         won = paid[0] * ((strength[0] > strength[1]) - (strength[0] < strength[1]))
         return (won, -won)
 
@@ -175,14 +188,14 @@ class LeducState(State):
     def tensor(self, player: int | None = None) -> Array:
         viewer = self._viewer(player)
         cards, rounds = self._parts()
-        out = np.zeros(self.game.tensor_size, np.float32)
+        out, n = np.zeros(self.game.tensor_size, np.float32), self.game.n_cards
         out[viewer] = 1.0
         if viewer < len(cards):
             out[2 + cards[viewer]] = 1.0
         if len(cards) == 3:
-            out[5 + cards[2]] = 1.0
+            out[2 + n + cards[2]] = 1.0
         for i, bets in enumerate(rounds):
             for turn, action in enumerate(bets):
                 if action:
-                    out[7 + 8 * i + 2 * turn + action] = 1.0
+                    out[1 + 2 * n + 8 * i + 2 * turn + action] = 1.0
         return out

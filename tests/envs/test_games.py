@@ -3,8 +3,6 @@
 import json
 import math
 import warnings
-from collections import defaultdict
-from functools import cache
 
 import gymnasium as gym
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 from aec_fakes import aec_of
 from gymnasium.utils.env_checker import check_env
 
+from parl_like.algorithms.games import best_response, expected_returns, nash_conv
 from parl_like.envs.games import (
     CHANCE,
     TERMINAL,
@@ -31,21 +30,6 @@ from parl_like.envs.pettingzoo import AECPlayer, random_choice
 GAMES = {"kuhn": Kuhn, "kuhn3": lambda: Kuhn(3), "leduc": Leduc,
          "tic-tac-toe": TicTacToe}
 each_game = pytest.mark.parametrize("make", GAMES.values(), ids=GAMES)
-
-
-def expected_returns(state, policy):
-    """Expected utility [n_players] of going on from a state, exactly, by a walk over all that can happen."""
-    player = state.player
-    if player == TERMINAL:
-        return np.array(state.returns())
-    moves = state.chance() if player == CHANCE else [(a, float(policy(state)[a])) for a in state.legal()]
-    total = np.zeros(state.game.n_players)
-    for action, chance in moves:
-        if chance:
-            state.apply(action)
-            total += chance * expected_returns(state, policy)
-            state.undo()
-    return total
 
 
 def information_sets(game):
@@ -78,47 +62,6 @@ def look(state):
     chance = state.chance() if state.player == CHANCE else None
     seen = state.player, list(state.legal()), chance, state.mask().tolist()
     return *seen, state.returns(), views, list(state.history), str(state)
-
-
-def best_response(game, policy, player):
-    """The reference: key -> best action, and the value, of one player against a policy, by definition."""
-    nodes, state = defaultdict(list), game.start()
-
-    def moves(at):
-        if at.is_terminal or at.player == CHANCE:
-            return at.chance() if not at.is_terminal else []
-        chances = [1.0] * game.n_actions if at.player == player else policy(at)
-        return [(a, float(chances[a])) for a in at.legal()]
-
-    def collect(reach):
-        if state.player == player:
-            nodes[state.key()].append((tuple(state.history), reach))
-        for action, chance in moves(state):
-            state.apply(action)
-            collect(reach * chance)
-            state.undo()
-
-    collect(1.0)
-
-    @cache
-    def action(key):
-        return max(game.replay(nodes[key][0][0]).legal(), key=lambda a: math.fsum(r * value((*h, a)) for h, r in nodes[key]))
-
-    @cache
-    def value(history):
-        at = game.replay(history)
-        if at.is_terminal:
-            return at.returns()[player]
-        if at.player == player:
-            return value((*history, action(at.key())))
-        return math.fsum(chance * value((*history, a)) for a, chance in moves(at))
-
-    total = value(())
-    return {key: action(key) for key in nodes}, total
-
-
-def nash_conv(game, policy):
-    return sum(best_response(game, policy, p)[1] for p in range(game.n_players)) - expected_returns(game.start(), policy).sum()
 
 
 # ---------------------------------------------------------------------------------------------------------------- every game
@@ -176,7 +119,7 @@ def test_the_longest_and_dearest_hand_of_leduc():
     assert len(end.history) - 3 == Leduc().max_moves
 
 
-@pytest.mark.parametrize("game", [Kuhn(), Kuhn(3), Leduc()], ids=str)
+@pytest.mark.parametrize("game", [Kuhn(), Kuhn(3), Leduc(), Leduc(suits=True)], ids=str)
 def test_tensors_tell_apart_what_keys_tell_apart(game):
     state, tensors, keys = game.start(), {}, {}
 
@@ -193,7 +136,7 @@ def test_tensors_tell_apart_what_keys_tell_apart(game):
     assert len(keys) == len(information_sets(game))
 
 
-@pytest.mark.parametrize("game", [Kuhn(), Kuhn(3), Leduc()], ids=str)
+@pytest.mark.parametrize("game", [Kuhn(), Kuhn(3), Leduc(), Leduc(suits=True)], ids=str)
 def test_who_is_asked_and_what_is_legal_follow_from_what_is_known(game):
     sets, state = information_sets(game), game.start()
 
@@ -212,7 +155,7 @@ def test_who_is_asked_and_what_is_legal_follow_from_what_is_known(game):
     walk({player: () for player in range(game.n_players)})
 
 
-@pytest.mark.parametrize(("game", "sets"), [(Kuhn(), 12), (Kuhn(3), 48), (Leduc(), 288)], ids=str)
+@pytest.mark.parametrize(("game", "sets"), [(Kuhn(), 12), (Kuhn(3), 48), (Leduc(), 288), (Leduc(suits=True), 936)], ids=str)
 def test_the_number_of_information_sets(game, sets):
     assert len(information_sets(game)) == sets
 
@@ -280,7 +223,7 @@ def equilibrium(alpha):
     """Kuhn's family: the first player bluffs the lowest card with probability alpha, 0 to 1/3; the second has one strategy
     only."""
     bet = {
-        "0": alpha, "1": 0.0, "2": 3 * alpha, "0pb": 0.0, "1pb": alpha + 1 / 3, "2pb": 1.0,
+        "0": alpha, "1": 0.0, "2": min(3 * alpha, 1.0), "0pb": 0.0, "1pb": alpha + 1 / 3, "2pb": 1.0,
         "0b": 0.0, "1b": 1 / 3, "2b": 1.0, "0p": 1 / 3, "1p": 0.0, "2p": 1.0,
     }
     return lambda state: (1 - bet[state.key()], bet[state.key()])
@@ -289,7 +232,7 @@ def equilibrium(alpha):
 @pytest.mark.parametrize("alpha", [0.0, 0.1, 1 / 6, 1 / 3])
 def test_kuhns_equilibria_are_worth_minus_one_eighteenth(alpha):
     policy = equilibrium(alpha)
-    np.testing.assert_allclose(expected_returns(Kuhn().start(), policy), [-1 / 18, 1 / 18], atol=1e-14)
+    np.testing.assert_allclose(expected_returns(Kuhn(), policy), [-1 / 18, 1 / 18], atol=1e-14)
     assert nash_conv(Kuhn(), policy) == pytest.approx(0.0, abs=1e-14)
 
 
@@ -299,10 +242,10 @@ def test_beyond_the_family_there_is_something_to_win():
 
 @pytest.mark.parametrize(("game", "value", "gain"), [
     (Kuhn(), 0.125, 11 / 12), (Kuhn(3), None, 2.0625), (Kuhn(4), None, 3.476042),
-    (Leduc(), -0.078125, 4.747222),
+    (Leduc(), -0.078125, 4.747222), (Leduc(suits=True), -0.078125, 4.747222),
 ], ids=str)
 def test_the_uniform_policy(game, value, gain):
-    returns = expected_returns(game.start(), uniform)
+    returns = expected_returns(game, uniform)
     if value is not None:
         np.testing.assert_allclose(returns, [value, -value], atol=1e-12)
     assert returns.sum() == pytest.approx(0.0, abs=1e-12)
@@ -310,8 +253,7 @@ def test_the_uniform_policy(game, value, gain):
 
 
 def test_best_answers_to_uniform_play_in_kuhn():
-    first, _ = best_response(Kuhn(), uniform, 0)
-    second, _ = best_response(Kuhn(), uniform, 1)
+    first, second = (best_response(Kuhn(), uniform, player).actions for player in (0, 1))
     assert [first[f"{card}"] for card in range(3)] == [1, 1, 0]
     assert [first[f"{card}pb"] for card in range(3)] == [0, 1, 1]
     assert [second[f"{card}b"] for card in range(3)] == [0, 1, 1]
@@ -431,7 +373,7 @@ def test_returns_of_play_have_the_exact_mean(make, player):
         assert not obs["mask"].any() and obs in env.observation_space
         returns.append(total)
     by_chance = RANDOM_X * (1 - 2 * player)  # the tree of tic-tac-toe is too large for a plain walk
-    mean = by_chance if isinstance(game, TicTacToe) else expected_returns(game.start(), uniform)[player]
+    mean = by_chance if isinstance(game, TicTacToe) else expected_returns(game, uniform)[player]
     assert abs(np.mean(returns) - mean) < 4 * np.std(returns) / math.sqrt(len(returns))
 
 

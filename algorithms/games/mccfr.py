@@ -1,0 +1,178 @@
+"""Monte Carlo CFR (Lanctot et al. 2009): regrets from sampled games, of a game whose tree need not fit into memory.
+
+Both estimate the regrets of `parl_like.algorithms.games.cfr` without bias, one player p at a time, with regret matching, π(a|I)
+in proportion to max(R(I, a), 0):
+
+External sampling draws what chance and the others do, and tries all of p's own actions:
+
+    u(h) = Σ_a π(a|I) u(ha),      R(I, a) ← R(I, a) + u(ha) − u(h)
+
+Outcome sampling plays one game, in which p takes each action with probability ξ(a|I) = ε / |A| + (1 − ε) π(a|I) and the others
+follow π. With q(h) the probability of coming to h in it, and π_{−p}(h) what all but p do to get there by π, an action that was
+drawn has
+
+    u(ha) = u(h of the next) / ξ(a|I),   the others 0,   u(h) = Σ_a π(a|I) u(ha),      R ← R + π_{−p}(h) / q(h) · (u(ha) − u(h))
+
+(ξ = π for the others). The average policy sums π(·|I) where another player than the one that learns comes by: with external
+sampling each time, for that player was drawn by π itself; with outcome sampling p's own sets, weighted by what p does to get
+there over q(h).
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+
+from parl_like.envs.games.env import draw
+from parl_like.envs.games.game import CHANCE, TERMINAL, Game, State, TablePolicy
+
+Row = tuple[list[float], list[float]]
+"""Regrets, and sums for the average, of the legal actions of one information set in their order."""
+
+
+class MCCFR(ABC):
+    """The base of both ways of sampling.
+
+    Args:
+        game: Players move one after another, chance can be drawn from, payment comes at the end.
+        seed: Of what is drawn.
+
+    Attributes:
+        iterations: How many are done; one is a game, or a walk, for each player.
+        rows: Key → regrets and sums, of the information sets that were seen so far.
+
+    Raises:
+        ValueError: the game lacks a trait.
+    """
+
+    def __init__(self, game: Game, *, seed: int = 0) -> None:
+        game.traits.require(type(self).__name__, dynamics="sequential", chance=("explicit", "deterministic"), reward="terminal",
+                            styles=("key",))
+        self.game, self.rng = game, np.random.default_rng(seed)
+        self.iterations = 0
+        self.rows: dict[str, Row] = {}
+        self._legal: dict[str, Sequence[int]] = {}
+
+    def learn(self, iterations: int = 1) -> None:
+        """Goes through so many iterations."""
+        for _ in range(iterations):
+            self.iterations += 1
+            for player in range(self.game.n_players):
+                self._sample(self.game.start(), player)
+
+    @abstractmethod
+    def _sample(self, state: State, player: int) -> None:
+        """Updates what a player's regrets are by one sample, from the start of a game."""
+
+    def _row(self, state: State) -> tuple[Row, Sequence[int]]:
+        """Return the row of where a player is to move, and the legal actions."""
+        key = state.key()
+        row = self.rows.get(key)
+        if row is None:
+            legal = self._legal[key] = tuple(state.legal())
+            row = self.rows[key] = ([0.0] * len(legal), [0.0] * len(legal))
+        return row, self._legal[key]
+
+    def _drawn(self, chances: Sequence[float]) -> int:
+        """One of 0 … by these probabilities."""
+        return draw(list(enumerate(chances)), self.rng)
+
+    def policy(self) -> TablePolicy:
+        """π, which the next iteration begins with."""
+        return self._table([matched(regrets) for regrets, _ in self.rows.values()])
+
+    def average_policy(self) -> TablePolicy:
+        """The average of all iterations: what acts, and what is evaluated."""
+        return self._table([matched(sums) for _, sums in self.rows.values()])
+
+    def _table(self, chances: Sequence[Sequence[float]]) -> TablePolicy:
+        table = {}
+        for key, row in zip(self.rows, chances, strict=True):
+            table[key] = np.zeros(self.game.n_actions)
+            table[key][list(self._legal[key])] = row
+        return TablePolicy(table)
+
+
+def matched(weights: Sequence[float]) -> list[float]:
+    """Probabilities in proportion to what is above 0; even where nothing is."""
+    positive = [max(weight, 0.0) for weight in weights]
+    total = sum(positive)
+    return [one / total for one in positive] if total > 0 else [1.0 / len(weights)] * len(weights)
+
+
+class ExternalSampling(MCCFR):
+    """MCCFR that tries all actions of one player against drawn ones of chance and the others."""
+
+    def _sample(self, state: State, player: int) -> None:
+        self._walk(state, player)
+
+    def _walk(self, state: State, player: int) -> float:
+        mover = state.player
+        if mover == TERMINAL:
+            return state.returns()[player]
+        if mover == CHANCE:
+            return self._after(state, draw(state.chance(), self.rng), player)
+        (regrets, sums), legal = self._row(state)
+        chances = matched(regrets)
+        if mover != player:
+            if mover == (player + 1) % self.game.n_players:  # once an iteration for each player
+                for i, chance in enumerate(chances):
+                    sums[i] += chance
+            return self._after(state, legal[self._drawn(chances)], player)
+        values = [self._after(state, action, player) for action in legal]
+        value = sum(chance * one for chance, one in zip(chances, values, strict=True))
+        for i, one in enumerate(values):
+            regrets[i] += one - value
+        return value
+
+    def _after(self, state: State, action: int, player: int) -> float:
+        state.apply(action)
+        value = self._walk(state, player)
+        state.undo()
+        return value
+
+
+class OutcomeSampling(MCCFR):
+    """MCCFR that plays one game for each player.
+
+    Args:
+        epsilon: ε, how much of what the player tries is even.
+        The others: As for `MCCFR`.
+    """
+
+    def __init__(self, game: Game, *, epsilon: float = 0.6, seed: int = 0) -> None:
+        super().__init__(game, seed=seed)
+        if not 0.0 < epsilon <= 1.0:
+            raise ValueError(f"OutcomeSampling: epsilon is {epsilon}; expected above 0, at most 1")
+        self.epsilon = epsilon
+
+    def _sample(self, state: State, player: int) -> None:
+        self._play(state, player, 1.0, 1.0, 1.0)
+
+    def _play(self, state: State, player: int, own: float, others: float, sampled: float) -> float:
+        """Plays on; the estimate of u(h). `own`, `others`, `sampled`: what the player, and the others, do to get here, and q(h);
+        of the last two without chance, whose moves are in both."""
+        mover = state.player
+        if mover == TERMINAL:
+            return state.returns()[player]
+        if mover == CHANCE:
+            state.apply(draw(state.chance(), self.rng))
+            return self._play(state, player, own, others, sampled)
+        (regrets, sums), legal = self._row(state)
+        chances = matched(regrets)
+        if mover != player:
+            i = self._drawn(chances)
+            state.apply(legal[i])
+            return self._play(state, player, own, others * chances[i], sampled * chances[i])
+        even = self.epsilon / len(legal)
+        tried = [even + (1.0 - self.epsilon) * chance for chance in chances]
+        i = self._drawn(tried)
+        state.apply(legal[i])
+        value_of_drawn = self._play(state, player, own * chances[i], others, sampled * tried[i]) / tried[i]
+        value = chances[i] * value_of_drawn
+        for j, chance in enumerate(chances):
+            regrets[j] += others / sampled * ((value_of_drawn if j == i else 0.0) - value)
+            sums[j] += own / sampled * chance
+        return value

@@ -1,0 +1,102 @@
+"""Monte Carlo CFR: estimates without bias, published bounds, a distribution beside OpenSpiel's."""
+
+import numpy as np
+import pytest
+
+from parl_like.algorithms.games import CFR, ExternalSampling, OutcomeSampling, nash_conv
+from parl_like.algorithms.games.game_tree import GameTree
+from parl_like.envs.games import Kuhn, Leduc, Traits
+
+each_solver = pytest.mark.parametrize("solver", [ExternalSampling, OutcomeSampling])
+
+
+@each_solver
+def test_one_iteration_estimates_the_regrets_of_cfr(solver):
+    """The mean over many first iterations, for all players at once: from even policies R of MCCFR is that of CFR."""
+    exact, n = CFR(Kuhn(), alternating=False), 3000
+    exact.learn()
+    mean, square = np.zeros((2, 24))
+    for seed in range(n):
+        one = solver(Kuhn(), seed=seed)
+        one._sample(Kuhn().start(), seed % 2)
+        found = np.zeros(24)
+        for i, key in enumerate(exact.tree.keys):
+            if key in one.rows and exact.tree.players[i] == seed % 2:
+                found[2 * i:2 * i + 2] = one.rows[key][0]
+        mean += found / (n / 2)
+        square += found ** 2 / (n / 2)
+    error = np.sqrt((square - mean ** 2) / (n / 2))
+    np.testing.assert_array_less(abs(mean - exact.regrets), 4 * error + 1e-9)
+
+
+@pytest.mark.parametrize(("game", "bound"), [(Kuhn(), 0.17), (Kuhn(3), 0.22)], ids=str)
+def test_outcome_sampling_after_ten_thousand_iterations(game, bound):
+    one = OutcomeSampling(game, seed=1)
+    one.learn(10_000)
+    assert nash_conv(game, one.average_policy()) < bound
+
+
+def test_outcome_sampling_on_leduc():
+    one = OutcomeSampling(Leduc(), seed=0)
+    one.learn(10_000)
+    assert nash_conv(Leduc(), one.average_policy()) < 3.07
+
+
+def test_external_sampling_on_kuhn():
+    tree, found = GameTree(Kuhn()), []
+    for seed in range(3):
+        one = ExternalSampling(Kuhn(), seed=seed)
+        for iterations in (100, 1000, 5000):
+            one.learn(iterations - one.iterations)
+            found.append(nash_conv(tree, one.average_policy()))
+    means = np.reshape(found, (3, 3)).mean(0)
+    assert 0.1 < means[0] < 0.3 and 0.025 < means[1] < 0.1 and means[2] < 0.04
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("solver", "module", "name"), [
+    (ExternalSampling, "external_sampling_mccfr", "ExternalSamplingSolver"),
+    (OutcomeSampling, "outcome_sampling_mccfr", "OutcomeSamplingSolver"),
+])
+def test_means_are_openspiels(solver, module, name):
+    pyspiel = pytest.importorskip("pyspiel")
+    module = pytest.importorskip(f"open_spiel.python.algorithms.{module}")
+    game, tree, gains = pyspiel.load_game("kuhn_poker"), GameTree(Kuhn()), []
+    for seed in range(30):
+        np.random.seed(seed)
+        theirs, ours = getattr(module, name)(game), solver(Kuhn(), seed=seed)
+        for _ in range(1000):
+            theirs.iteration()
+        ours.learn(1000)
+        policy = theirs.average_policy()
+        table = {}
+        for key, history in zip(tree.keys, tree.histories, strict=True):
+            state = game.new_initial_state()
+            for action in history:
+                state.apply_action(action)
+            table[key] = np.array([policy.action_probabilities(state)[a] for a in (0, 1)])
+        gains.append((nash_conv(tree, lambda state, table=table: table[state.key()]), nash_conv(tree, ours.average_policy())))
+    difference = np.subtract(*np.transpose(gains))
+    assert abs(difference.mean()) < 3.5 * difference.std() / np.sqrt(len(gains))
+
+
+@each_solver
+def test_the_seed_says_all(solver):
+    tables = []
+    for seed in (3, 3, 4):
+        one = solver(Kuhn(), seed=seed)
+        one.learn(40)
+        one.learn(10)
+        tables.append({key: row.tolist() for key, row in one.average_policy().table.items()})
+        assert one.iterations == 50
+    assert tables[0] == tables[1] != tables[2]
+
+
+@each_solver
+def test_what_it_refuses(solver):
+    game = Kuhn()
+    game.traits = Traits(n_players=2, dynamics="simultaneous")
+    with pytest.raises(ValueError, match=f"{solver.__name__} cannot play this game: it needs dynamics 'sequential'"):
+        solver(game)
+    with pytest.raises(ValueError, match="epsilon is 0; expected above 0, at most 1"):
+        OutcomeSampling(Kuhn(), epsilon=0)
