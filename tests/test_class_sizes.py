@@ -10,8 +10,8 @@ FOLDERS = ("parl_like", "algorithms", "models", "envs", "robots")
 ATTRIBUTES, METHODS = 20, 30
 
 MORE_ATTRIBUTES: dict[str, str] = {
-    "ThinkerNet": "to be divided", "Atari": "to be divided", "AugmentedEnv": "to be divided", "Group": "to be divided",
-    "GroupVectorEnv": "to be divided", "Agent": "to be divided",
+    "ThinkerNet": "to be divided", "Atari": "to be divided", "AugmentedEnv": "to be divided",
+    "Agent": "to be divided",
 }
 MORE_METHODS = {
     "Batch": "it does what a dict and an array do", "ReplayBuffer": "all that is asked of rows", "Robot": "what users call",

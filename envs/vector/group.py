@@ -25,8 +25,6 @@ from parl_like.values.copying import copied
 from parl_like.values.errors import TEXT_LIMIT, shortened
 
 SPACES = ("observation_space", "action_space")
-STANDING = ("over", "steps", "seeds", "pending", "restarts")
-"""Attributes of `Group` that belong to the state of its environments."""
 ANSWER_TIME = 60.0
 """Seconds beyond `step_timeout` that a worker may take to send an answer: large infos are no fault of the environment's."""
 
@@ -97,7 +95,7 @@ class Reply(NamedTuple):
     rebuilt: dict[int, tuple[str, int, bool]]
 
     def add_rebuilt(self, i: int, text: str, seed: int, dropped: bool) -> None:
-        """All of what happened is told, for a second fault may follow from the first."""
+        """Add what happened to environment i to what is noted of it: a second fault may follow from the first."""
         if i in self.rebuilt:
             before, _, was_dropped = self.rebuilt[i]
             text, dropped = f"{before}\n\nThen {text}", was_dropped or dropped
@@ -119,9 +117,39 @@ class GroupOptions(NamedTuple):
     start_timeout: float
 
 
+class EnvProgress:
+    """The state of n environments of a group beside their own: seeds, episodes, restarts.
+
+    Attributes:
+        over: Whether its episode has ended, so that a reset is due. steps: Actions of the running episode.
+        seeds: The last one that it was given. pending: The seed of its next reset, where that is given none. None: no seed.
+        restarts: How often it was made anew.
+    """
+
+    FIELDS = ("over", "steps", "seeds", "pending", "restarts")
+
+    def __init__(self, n: int) -> None:
+        self.over, self.steps, self.restarts = [False] * n, [0] * n, [0] * n
+        self.seeds: list[int | None] = [None] * n
+        self.pending: list[int | None] = [None] * n
+
+    def owe_resets(self, seeds: list[int]) -> None:
+        """All environments take the place of others, and are due a reset with these seeds."""
+        self.seeds, self.pending, self.over = [*seeds], [*seeds], [True] * len(seeds)
+
+    def state_of(self, k: int) -> dict[str, Any]:
+        """Return the fields of environment k."""
+        return {name: getattr(self, name)[k] for name in self.FIELDS}
+
+    def put_back(self, k: int, state: dict[str, Any]) -> None:
+        """Go back to what `state_of` returned."""
+        for name in self.FIELDS:
+            getattr(self, name)[k] = state[name]
+
+
 class Group:
     """Its operations are `build`, then `bind`, then all others. `bind`, `reset` and `step` return a `Reply`, or None where there
-    is nothing to tell; they raise the EnvFailed of an environment that is not to be rebuilt.
+    is nothing to say; they raise the EnvFailed of an environment that is not to be rebuilt.
 
     Args:
         options: See `GroupOptions`.
@@ -135,9 +163,7 @@ class Group:
         self.lo, self.n = options.lo, options.hi - options.lo
         self.abandoned = False
         self.envs: list[Any] = []
-        self.seeds: list[int | None] = [None] * self.n
-        self.pending: list[int | None] = [None] * self.n  # seeds of the next resets, where those are given none
-        self.over, self.steps, self.restarts = [False] * self.n, [0] * self.n, [0] * self.n
+        self.progress = EnvProgress(self.n)
         self.budgets = [RestartBudget() for _ in range(self.n)]
         self._reply = Reply({}, {})
 
@@ -150,7 +176,7 @@ class Group:
         """
         self.env_fn = pickle.loads(env_fn) if isinstance(env_fn, bytes) else env_fn
         if seeds is not None:
-            self.seeds, self.pending, self.over = [*seeds], [*seeds], [True] * self.n
+            self.progress.owe_resets(seeds)
         first: list[gym.Space[Any]] = []
         try:
             for k in range(self.n):
@@ -209,10 +235,11 @@ class Group:
             self.envs[k] = None
             if delay:
                 time.sleep(delay)
-            self.restarts[k] += 1
-            seed = seed_after(self.seeds[k], self.lo + k, self.generation, self.restarts[k])
-            self.seeds[k] = self.pending[k] = seed
-            self.over[k] = True
+            progress = self.progress
+            progress.restarts[k] += 1
+            seed = seed_after(progress.seeds[k], self.lo + k, self.generation, progress.restarts[k])
+            progress.seeds[k] = progress.pending[k] = seed
+            progress.over[k] = True
             self._reply.add_rebuilt(self.lo + k, str(failed), seed, dropped)
             try:
                 return self._make(k)
@@ -227,7 +254,7 @@ class Group:
             said, trace = str(error), shortened("".join(traceback.format_exception(error)))
             cause = error if len(said) <= TEXT_LIMIT else RuntimeError(shortened(said))  # it travels, too
             failed = EnvFailed(f"{doing}: {type(error).__name__}: {shortened(said)}", self.lo + k, "raised", trace, cause)
-        failed.seed = self.seeds[k]
+        failed.seed = self.progress.seeds[k]
         return failed
 
     def _check_wanted(self) -> None:
@@ -256,12 +283,13 @@ class Group:
     def _reset(self, k: int, seed: int | None = None, options: dict[str, Any] | None = None,
                final: dict[str, Any] | None = None) -> None:
         """Begins an episode, if need be in a new environment. `final`: info of the episode that ended with the same step."""
+        progress = self.progress
         while True:
             if seed is None:
-                seed = self.pending[k]
+                seed = progress.pending[k]
             else:
-                self.seeds[k] = seed
-            self.pending[k] = None
+                progress.seeds[k] = seed
+            progress.pending[k] = None
             self._enter(k, self.options.step_timeout)
             try:
                 out = self.envs[k].reset(**({} if seed is None and not options else {"seed": seed}), **(options or {}))
@@ -276,20 +304,20 @@ class Group:
                 seed = None
         for column, array in zip(self.columns.obs, arrays, strict=True):
             column[self.lo + k] = array
-        self.over[k], self.steps[k] = False, 0
+        progress.over[k], progress.steps[k] = False, 0
         if info or final:
             self._reply.infos[self.lo + k] = copied(info), final or {}
 
     def step(self) -> Reply | None:
         """One step of every environment, with the actions in the columns."""
-        columns, options, infos = self.columns, self.options, self._reply.infos
+        columns, options, progress, infos = self.columns, self.options, self.progress, self._reply.infos
         rew, terminated, truncated, act = columns.rew, columns.terminated, columns.truncated, columns.act
         single, clock, limit, number = self._one, time.monotonic, options.step_timeout, options.number
         deadline, at = self.status.deadline, self.status.at
         next_step, same_step = options.mode is AutoresetMode.NEXT_STEP, options.mode is AutoresetMode.SAME_STEP
         for k, env in enumerate(self.envs):
             i = self.lo + k
-            if self.over[k] and next_step:
+            if progress.over[k] and next_step:
                 rew[i], terminated[i], truncated[i] = 0.0, False, False
                 self._reset(k)
                 continue
@@ -321,9 +349,9 @@ class Group:
                 if not isfinite(reward):
                     ExactCheck.finite(reward)
             except faults() as error:
-                self._drop(k, f"raised in step({action!r}), step {self.steps[k]} of its episode", error)
+                self._drop(k, f"raised in step({action!r}), step {progress.steps[k]} of its episode", error)
                 continue
-            self.steps[k] += 1
+            progress.steps[k] += 1
             rew[i], terminated[i], truncated[i] = reward, end, cut
             if info:
                 info = copied(info)  # the environment may go on with the same dict, in the very reset that this step ends with
@@ -332,7 +360,7 @@ class Group:
                     column[i] = array
                 self._reset(k, final=info)
                 continue
-            self.over[k] = over
+            progress.over[k] = over
             if single is not None:
                 single[0][i] = arrays[0]
             else:
@@ -349,8 +377,8 @@ class Group:
     def _find_nan(self) -> None:
         for k in range(self.n):
             row = [column[self.lo + k] for column in self.columns.obs]
-            if not self.over[k] and (nan := self.obs.nan(row)):
-                self._drop(k, f"in step {self.steps[k] - 1} of its episode", BadOutput(nan))
+            if not self.progress.over[k] and (nan := self.obs.nan(row)):
+                self._drop(k, f"in step {self.progress.steps[k] - 1} of its episode", BadOutput(nan))
 
     def _drop(self, k: int, doing: str, error: BaseException) -> None:
         """Ends an episode by truncation where the environment failed. What it led to, the caller knows."""
@@ -382,7 +410,7 @@ class Group:
 
     def clone(self) -> list[Any]:
         """The state of every environment, and where it stands in its episode."""
-        return self._each(lambda k: {"env": clone_state(self.envs[k]), **{name: getattr(self, name)[k] for name in STANDING}},
+        return self._each(lambda k: {"env": clone_state(self.envs[k]), **self.progress.state_of(k)},
                           "raised in clone_state")
 
     def restore(self, states: list[dict[str, Any]]) -> list[Any]:
@@ -390,8 +418,7 @@ class Group:
 
         def put(k: int) -> None:
             restore_state(self.envs[k], states[k]["env"])
-            for name in STANDING:
-                getattr(self, name)[k] = states[k][name]
+            self.progress.put_back(k, states[k])
 
         return self._each(put, "raised in restore_state")
 

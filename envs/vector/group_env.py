@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import os
-import time
-import warnings
-import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
-import cloudpickle
 import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from parl_like.environment.factory import for_elsewhere
 from parl_like.environment.value_check import BadOutput
-from parl_like.envs.vector.columns import ColumnLayout, Columns, Status
-from parl_like.envs.vector.group import EnvFailed, GroupOptions, Reply, faults, seed_after
-from parl_like.envs.vector.hosts import CLOSE_TIMEOUT, Host
-from parl_like.process.child import RestartBudget
-from parl_like.process.shared_memory import nameless_file
+from parl_like.envs.vector.columns import ColumnLayout
+from parl_like.envs.vector.group import EnvFailed, GroupOptions, Reply
+from parl_like.envs.vector.host_pool import HostPool
+from parl_like.envs.vector.hosts import Host
 from parl_like.values.copying import copied
 from parl_like.values.spec import Array
 
@@ -33,7 +25,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
     Attributes:
         autoreset_mode: When finished episodes are reset; also in `metadata`.
         copy: Whether observations are copies; else views that the next call overwrites.
-        hosts: Where the environments are.
+        restart: Whether environments that fail are made anew.
     """
 
     def __init__(
@@ -42,38 +34,29 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
     ) -> None:
         self.num_envs, self.autoreset_mode, self.copy, self.restart = n, mode, copy, restart
         self._first_seeds = [None] * n if seed is None else self._checked_seeds(seed)
-        self._seeds: list[int | None] = [None] * n
-        self._env_fn = _pickled(env_fn) if host.pickles else env_fn
-        memory = nameless_file("columns") if host.pickles else -1
-        self._status = Status(workers, memory)
-        self._step_timeout, self._start_timeout = step_timeout, start_timeout
-        self._rows = [slice(round(g * n / workers), round((g + 1) * n / workers)) for g in range(workers)]
-        self.hosts = [host(GroupOptions(rows.start, rows.stop, g, n, workers, mode, restart, step_timeout, start_timeout),
-                           self._status, memory) for g, rows in enumerate(self._rows)]
-        self._everywhere: dict[int, tuple[Any, ...]] = dict.fromkeys(range(workers), ())
-        # Hosts that a call found lost, which cannot tell of dropped episodes: the next step or reset rebuilds them.
-        self._lost: dict[int, EnvFailed] = {}
-        self._shut = weakref.finalize(self, _shut, self.hosts, os.getpid(), memory)
+        bounds = [round(g * n / workers) for g in range(workers + 1)]
+        self._pool = HostPool(env_fn, host, [GroupOptions(bounds[g], bounds[g + 1], g, n, workers, mode, restart, step_timeout,
+                                                          start_timeout) for g in range(workers)])
         try:
-            for each in self.hosts:
-                each.start(0)
-            self._face(self._asked("build", dict.fromkeys(self._everywhere, (self._env_fn, None))))
-            self._columns = Columns(self._obs, self._act, n, workers, memory)
-            self._bound = (None if host.pickles else self._columns,)
-            self._asked("bind", dict.fromkeys(self._everywhere, self._bound))
+            self._declare(self._pool.start())
+            self._columns = self._pool.bind(self._obs, self._act)
         except BaseException:
             self._abort()
             raise
         self._over = np.zeros(n, np.bool_)
         self._begun = np.zeros(n, np.bool_)
-        # Of hosts: how often they were made anew, as keys of fresh seeds.
-        self._budgets, self._generation = [RestartBudget() for _ in self.hosts], [0] * workers
         # What the caller has seen last: where an episode that is dropped ends.
         self._shown = [column.copy() for column in self._columns.obs] if restart else []
 
-    def _face(self, greetings: list[tuple[Any, ...]]) -> None:
-        first = greetings[0]
-        for rows, (obs, act, *_) in zip(self._rows, greetings, strict=True):
+    @property
+    def hosts(self) -> list[Host]:
+        """The places of the environments, one for each group; none after `close`."""
+        return self._pool.hosts
+
+    def _declare(self, made: list[tuple[Any, ...]]) -> None:
+        """Set spaces and metadata: those of the environments of each group, as `Group.build` returns them."""
+        first = made[0]
+        for rows, (obs, act, *_) in zip(self._pool.rows, made, strict=True):
             if (obs, act) != first[:2]:
                 raise ValueError(f"make_vector_env: environment {rows.start} has the spaces {obs} and {act}, environment 0 "
                                  f"{first[0]} and {first[1]}; expected equal ones")
@@ -115,13 +98,13 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
             seeds = self._checked_seeds(seed)
         for i in np.flatnonzero(mask).tolist():
             self._first_seeds[i] = None
-            self._seeds[i] = seeds[i] if seeds[i] is not None else self._seeds[i]
+            self._pool.seeds[i] = seeds[i] if seeds[i] is not None else self._pool.seeds[i]
         given = {"options": chosen}
-        args = {g: (seeds[rows], mask[rows].tolist(), given) for g, rows in enumerate(self._rows) if mask[rows].any()}
-        told = self._run("reset", args, given, mask)
+        args = {g: (seeds[rows], mask[rows].tolist(), given) for g, rows in enumerate(self._pool.rows) if mask[rows].any()}
+        notes = self._run("reset", args, given, mask)
         self._over &= ~mask
         self._begun |= mask
-        return self._observations(), self._infos({}, told)
+        return self._observations(), self._infos({}, notes)
 
     def _checked_seeds(self, seed: Any) -> list[int | None]:
         n = self.num_envs
@@ -134,13 +117,13 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
                 raise ValueError(f"{self}: a seed is {each!r}; expected an integer of at least 0, or None")
         return [None if each is None else int(each) for each in given]
 
-    def _infos(self, infos: dict[str, Any], told: Reply) -> dict[str, Any]:
-        """`infos` with what environments told, and what happened to them."""
+    def _infos(self, infos: dict[str, Any], notes: Reply) -> dict[str, Any]:
+        """Return `infos` with those of the environments, and with what happened to them."""
         # First, so that an environment's own info of that name makes no array of numbers, which takes no text.
-        for i, (text, _, dropped) in told.rebuilt.items():
+        for i, (text, _, dropped) in notes.rebuilt.items():
             infos = self._add_info(infos, {"restarted": True, "dropped": dropped, "fault": text}, i)
-        for i, (info, _) in told.infos.items():
-            if i in told.rebuilt:
+        for i, (info, _) in notes.infos.items():
+            if i in notes.rebuilt:
                 info = {name: value for name, value in info.items() if name not in ("restarted", "dropped", "fault")}
             if info:
                 infos = self._add_info(infos, info, i)
@@ -148,100 +131,37 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     # ----------------------------------------------------------------------------------------------- operations, and what fails
 
-    def _ask(self, op: str, args: dict[int, tuple[Any, ...]]) -> list[Any]:
-        """Runs an operation in these hosts (number → arguments) at once; what those return that are not lost.
-
-        Raises:
-            EnvFailed: An environment failed, and is not to be rebuilt or was too often.
-        """
-        lost = self._lost
-        limit = self._start_timeout if op == "build" else self._step_timeout
-        for g, given in args.items():
-            if g not in lost:
-                self._status.deadline[g] = time.monotonic() + limit
-                self.hosts[g].send(op, *given)
-        replies: list[Any] = []
-        errors: list[Exception] = []
-        for g in args:
-            if g in lost:
-                continue
-            try:
-                replies.append(self.hosts[g].receive())
-            except EnvFailed as failed:
-                if failed.lost:
-                    failed.seed = self._seeds[failed.index]
-                    lost[g] = failed
-                else:
-                    errors.append(failed)
-            except Exception as error:  # noqa: BLE001 - the other answers are to be taken first, or they would be the next call's
-                errors.append(error)
-            if errors and op == "build":  # all ends with that, so nobody waits for those that are still being made
-                break
-        if errors:
-            _raise(errors[0])
-        return replies
-
-    def _asked(self, op: str, args: dict[int, tuple[Any, ...]]) -> list[Any]:
-        """The same where no host may be lost."""
-        replies = self._ask(op, args)
-        for failed in self._lost.values():
-            _raise(failed)
-        return replies
-
     def _run(self, op: str, args: dict[int, tuple[Any, ...]], options: dict[str, Any], mask: Array | None = None) -> Reply:
-        """A step or reset, with lost hosts made anew.
+        """Make a step or reset, with lost hosts made anew.
 
         Args:
             options: Arguments of resets that belong to it.
             mask: [n] bool, which environments are reset; None: it is a step.
         """
-        told = Reply({}, {})
+        pool = self._pool
         try:
-            for reply in self._ask(op, args):
-                self._take(reply, told)
-            for g in sorted(self._lost.keys() & args.keys()) if self._lost else ():
-                self._revive(g, told, options, mask)
+            notes = pool.run(op, args)
+            for g in sorted(pool.lost.keys() & args.keys()) if pool.lost else ():
+                self._revive(g, notes, options, mask)
         except BaseException:
             self._abort()
             raise
-        return told
+        return notes
 
-    def _take(self, reply: Reply | None, told: Reply) -> None:
-        if reply is not None:
-            told.infos.update(reply.infos)
-            for i, (text, seed, dropped) in reply.rebuilt.items():
-                told.add_rebuilt(i, text, seed, dropped)
-                self._seeds[i] = seed
-
-    def _revive(self, g: int, told: Reply, options: dict[str, Any], mask: Array | None) -> None:
-        """Makes a lost host and its environments anew, until it is not lost again.
+    def _revive(self, g: int, notes: Reply, options: dict[str, Any], mask: Array | None) -> None:
+        """Make a lost host and its environments anew.
 
         Raises:
             EnvFailed: That is not wanted, or was too often, or would drop episodes that the caller believes to be open.
         """
-        slots, columns, host = self._rows[g], self._columns, self.hosts[g]
-        rows = range(slots.start, slots.stop)
+        slots, columns = self._pool.rows[g], self._columns
+        if mask is not None and not mask[slots].all():
+            self._pool.give_up(g)
         # Which had an episode open; and which are to begin one now, in a step those that would have by themselves.
         unbegun = self._over[slots] & (self.autoreset_mode is AutoresetMode.NEXT_STEP)
-        dropped = np.zeros(len(rows), np.bool_) if mask is not None else ~unbegun
-        begins = (~dropped | (self.autoreset_mode is AutoresetMode.SAME_STEP)).tolist()
-        while (failed := self._lost.pop(g, None)) is not None:
-            if not self.restart or (mask is not None and not mask[slots].all()):
-                _raise(failed)
-            if delay := failed.spend(self._budgets[g]):
-                time.sleep(delay)
-            self._generation[g] += 1
-            for i, was_open in zip(rows, dropped.tolist(), strict=True):
-                with_it = f"environment {i} was lost with environment {failed.index}, whose worker it shared: "
-                self._seeds[i] = seed = seed_after(self._seeds[i], i, self._generation[g], 0)
-                told.add_rebuilt(i, f"{'' if i == failed.index else with_it}{failed}", seed, was_open)
-            host.start(self._generation[g])
-            self._ask("build", {g: (self._env_fn, self._seeds[slots])})
-            for reply in self._ask("bind", {g: self._bound}):
-                self._take(reply, told)
-            if any(begins):
-                for reply in self._ask("reset", {g: ([None] * len(rows), begins, options)}):
-                    self._take(reply, told)
+        dropped = np.zeros(len(unbegun), np.bool_) if mask is not None else ~unbegun
+        begins = ~dropped | (self.autoreset_mode is AutoresetMode.SAME_STEP)
+        self._pool.revive(g, notes, dropped.tolist(), begins.tolist(), options)
         columns.rew[slots], columns.terminated[slots], columns.truncated[slots] = 0.0, False, dropped
 
     # ------------------------------------------------------------------------------------------------------------------- steps
@@ -266,18 +186,18 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
             raise gym.error.ResetNeeded(f"{self}: step() after the end of episodes {np.flatnonzero(self._over).tolist()}; with "
                                         "autoreset disabled, call reset(options={'reset_mask': terminated | truncated}) first")
         self._write(actions)
-        told = self._run("step", self._everywhere, {})
-        columns, dropped = self._columns, [i for i, (_, _, dropped) in told.rebuilt.items() if dropped]
+        notes = self._run("step", self._pool.everywhere, {})
+        columns, dropped = self._columns, [i for i, (_, _, dropped) in notes.rebuilt.items() if dropped]
         self._over = over = columns.terminated | columns.truncated
         infos: dict[str, Any] = {}
         if over.any() and self.autoreset_mode is AutoresetMode.SAME_STEP:
             for i in np.flatnonzero(over).tolist():
                 last = self._obs.row(self._shown if i in dropped else columns.final, i)
-                infos = self._add_info(infos, {"final_obs": last, "final_info": told.infos[i][1] if i in told.infos else {}}, i)
+                infos = self._add_info(infos, {"final_obs": last, "final_info": notes.infos[i][1] if i in notes.infos else {}}, i)
         elif dropped:
             for column, shown in zip(columns.obs, self._shown, strict=True):
                 column[dropped] = shown[dropped]
-        infos = self._infos(infos, told)
+        infos = self._infos(infos, notes)
         return self._observations(), columns.rew.copy(), columns.terminated.copy(), columns.truncated.copy(), infos
 
     def _write(self, actions: Any) -> None:
@@ -301,7 +221,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Attribute `name` of every environment, called where it can be; one value each."""
-        return tuple(self._plain("call", dict.fromkeys(self._everywhere, (name, args, kwargs))))
+        return tuple(self._plain("call", dict.fromkeys(self._pool.everywhere, (name, args, kwargs))))
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Attribute `name` of every environment."""
@@ -316,7 +236,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         each = list(values) if isinstance(values, (list, tuple)) else [values] * self.num_envs
         if len(each) != self.num_envs:
             raise ValueError(f"{self}: set_attr({name!r}) with {len(each)} values; expected {self.num_envs}")
-        self._plain("set_attr", {g: (name, each[rows]) for g, rows in enumerate(self._rows)})
+        self._plain("set_attr", {g: (name, each[rows]) for g, rows in enumerate(self._pool.rows)})
 
     def render(self) -> tuple[Any, ...] | None:
         """One frame of each environment, which stays as it is."""
@@ -330,8 +250,8 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         """
         if not self._begun.all():
             raise gym.error.ResetNeeded(f"{self}: clone_state() before reset()")
-        return {"envs": self._cloned("clone", dict.fromkeys(self._everywhere, ())), "over": self._over.copy(),
-                "obs": [column.copy() for column in self._columns.obs], "generation": list(self._generation)}
+        return {"envs": self._cloned("clone", dict.fromkeys(self._pool.everywhere, ())), "over": self._over.copy(),
+                "obs": [column.copy() for column in self._columns.obs], "generation": list(self._pool.generation)}
 
     def restore_state(self, state: dict[str, Any]) -> None:
         """Goes back to a state, also one of another vector environment with the same environments.
@@ -343,10 +263,10 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         if shapes != expected or len(state["generation"]) != len(self.hosts):
             raise ValueError(f"restore_state: the state is of {len(state['envs'])} environments in {len(state['generation'])} "
                              f"groups with observations {shapes}; expected {self.num_envs} in {len(self.hosts)}, {expected}")
-        self._cloned("restore", {g: (state["envs"][rows],) for g, rows in enumerate(self._rows)})
-        self._begun[:], self._over, self._generation = True, state["over"].copy(), list(state["generation"])
+        self._cloned("restore", {g: (state["envs"][rows],) for g, rows in enumerate(self._pool.rows)})
+        self._begun[:], self._over = True, state["over"].copy()
         self._first_seeds = [None] * self.num_envs
-        self._seeds = [one["seeds"] for one in state["envs"]]
+        self._pool.generation, self._pool.seeds = list(state["generation"]), [one["seeds"] for one in state["envs"]]
         for column, saved in zip(self._columns.obs, state["obs"], strict=True):
             column[...] = saved
         for shown, saved in zip(self._shown, state["obs"], strict=False):
@@ -366,9 +286,9 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         rebuilt here."""
         self._check_open()
         try:
-            values = self._asked(op, args)
+            values = self._pool.asked(op, args)
         except BaseException as error:
-            if not isinstance(error, Exception) or (self._lost and not self.restart):
+            if not isinstance(error, Exception) or (self._pool.lost and not self.restart):
                 self._abort()
             raise
         return [value for each in values for value in each]
@@ -376,7 +296,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
     @property
     def np_random_seed(self) -> Any:
         """The seed that each environment was last given, n values; None: none."""
-        return tuple(self._seeds)
+        return tuple(self._pool.seeds)
 
     # ------------------------------------------------------------------------------------------------------------------- close
 
@@ -388,57 +308,14 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         """Ends everything at once: after an error, or an interruption in the middle of a step, nothing fits together any more."""
         self.closed = True
         try:
-            for host in self.hosts:
-                with suppress(Exception):  # the error that is being raised says why; a second one would hide it
-                    host.kill()
+            self._pool.kill()
         finally:
             self.close_extras()
 
     def close_extras(self, **kwargs: Any) -> None:
-        """Ends all hosts; called once, by `close`. Environments that raise there are named in a warning."""
+        """End all hosts; called once, by `close`. Environments that raise there are named in a warning."""
         try:
-            self._shut()
+            self._pool.close()
         finally:
             self.closed = True
-            # Their memory counts as an open file; views that somebody still holds keep it by themselves.
-            self.hosts = []
-            for name in ("_columns", "_bound", "_status"):
-                self.__dict__.pop(name, None)
-
-
-def _shut(hosts: list[Host], pid: int, memory: int) -> None:
-    """Ends hosts; also when the vector environment is forgotten, or Python ends. Not in a forked process, whose they are not."""
-    if os.getpid() != pid:
-        return
-    errors = []
-    try:
-        for host in hosts:  # all close at the same time
-            host.status.deadline[host.options.number] = time.monotonic() + CLOSE_TIMEOUT
-            host.send("close")
-        for host in hosts:
-            try:
-                host.close()
-            except faults() as error:  # the others are to be closed, too
-                errors.append(f"environments {host.options.lo} to {host.options.hi - 1} raised in close: "
-                              f"{type(error).__name__}: {error}")
-    finally:
-        for host in hosts:
-            host.kill()  # where an interruption left one; else there is nothing to do
-        if memory >= 0:
-            os.close(memory)
-    if errors:
-        warnings.warn("; ".join(errors), stacklevel=2)
-
-
-def _raise(error: Exception) -> NoReturn:
-    if isinstance(error, EnvFailed):
-        raise error from error.cause
-    raise error
-
-
-def _pickled(env_fn: Callable[[], Any]) -> bytes:
-    try:
-        return bytes(cloudpickle.dumps(for_elsewhere(env_fn)))
-    except Exception as error:
-        raise ValueError(f"make_vector_env: the factory {env_fn!r} cannot be sent to a worker process ({type(error).__name__}: "
-                         f"{error}); build what it needs inside of it, or use kind='thread'") from error
+            self.__dict__.pop("_columns", None)
