@@ -18,7 +18,8 @@ import numpy as np
 from parl_like.data.buffers.cached import CachedReplayBuffer
 from parl_like.data.buffers.episodes import EpisodeBuffer
 from parl_like.data.buffers.fields import FLAGS, as_array, in_units, is_part
-from parl_like.data.buffers.replay_buffer import OWNER, ReplayBuffer
+from parl_like.data.buffers.given_rows import OWNER
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.values.env_ids import make
 from parl_like.values.spec import Array, Spec, SpecError, as_space, leaves, nest, specs_of
 

@@ -21,7 +21,7 @@ from parl_like.lab.experiment import Experiment
 from parl_like.lab.runs import stored
 from parl_like.lab.runs.checkpoint import Checkpoints, Loaded
 from parl_like.lab.runs.lock import RunLock
-from parl_like.lab.runs.metrics import evaluations
+from parl_like.lab.runs.metrics import check_table, evaluations
 from parl_like.lab.runs.rundir import RunDir
 from parl_like.lab.session import Report, Session
 from parl_like.lab.sizes import STATE_FACTOR, STATE_ROOM
@@ -115,6 +115,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *
                                  f"`parl-like resume {run.path} total_steps={2 * max(loaded.meta.step, kept.total_steps)}`")
             with sizes.bounded(config):
                 _restore(robot, loaded)
+            check_table(run)
             run.restarted(command, _differs(experiment, config, robot), experiments.source_of(experiment.name))
             run.save_config(configs.to_dict(config))
             stored.remember(run)

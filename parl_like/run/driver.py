@@ -3,13 +3,14 @@ and `tests/test_transport.py` holds every driver to it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from threading import current_thread, get_ident
 from typing import Any, Protocol
 
 from parl_like.agents.agent import Agent
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
-from parl_like.interfaces import AgentPort, PoolPort
+from parl_like.interfaces import PoolPort
+from parl_like.run.agent_states import AgentStates, States
 from parl_like.run.run_hooks import RunHooks
 from parl_like.tasks.queues import RequestQueue
 from parl_like.tasks.tickets import Ticket
@@ -199,37 +200,7 @@ class Driver(Protocol):
 
     # -------------------------------------------------------------------------------------------------------------- state
 
-    def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
-        """The agents' traces, by index, where `here` is what this process has seen of them."""
-        return here
-
-    def state_dict(self) -> dict[str, object]:
-        """Agents and buffers, while no agent runs."""
-        buffers = {f"buffer.{name}": buffer.state_dict() for name, buffer in self.pool.buffers.items()}
-        return {**buffers, "agents": {str(agent.index): agent.state_dict() for agent in self.pool.agents}}
-
-    def state_keys(self) -> set[str]:
-        """The keys of `state_dict`."""
-        return {"agents", *(f"buffer.{name}" for name in self.pool.buffers)}
-
-    def check_state(self, state: Mapping[str, Any]) -> None:
-        """Raises a ValueError where agents or workers of a saved state are not those of this pool."""
-        same_agents(list(state["agents"]), self.pool.agents)
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restores `state_dict`, which may stand among other keys."""
-        formats = {name: helper.format for agent in self.pool.agents for name, helper in agent.helpers.items()}
-        for name, buffer in self.pool.buffers.items():
-            if name in formats:
-                formats[name].check_choices(state[f"buffer.{name}"])
-            buffer.load_state_dict(state[f"buffer.{name}"])
-        for agent in self.pool.agents:
-            agent.load_state_dict(state["agents"][str(agent.index)])
-            agent.needs_seed = True
-
-
-def same_agents(there: list[str], here: Sequence[AgentPort]) -> None:
-    """Raises a ValueError unless a saved state has the agents of this robot, by their indices."""
-    if set(there) != {str(agent.index) for agent in here}:
-        raise ValueError(f"Robot: the saved state has {len(there)} agents, this robot {len(here)}; set n_agents "
-                         f"(there: {', '.join(there)}; here: {', '.join(str(agent.index) for agent in here)})")
+    @property
+    def states(self) -> States:
+        """Return who saves and restores agents and buffers, while no agent runs."""
+        return AgentStates(self.pool.agents, self.pool.buffers)

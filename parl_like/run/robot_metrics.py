@@ -44,6 +44,6 @@ class RobotMetrics:
         robot, trace = self._robot, self._robot.trace
         if trace is None:
             return None
-        trace.digests = robot.pool.driver.digests(trace.digests)
+        trace.digests = robot.pool.driver.states.digests(trace.digests)
         weights = "".join(Model.weights_hash(n) for t in robot.tasks.values() for n in t.algorithm.networks().values())  # type: ignore[arg-type]
         return hashlib.blake2b((trace.hexdigest() + weights).encode(), digest_size=16).hexdigest()

@@ -79,7 +79,7 @@ class RobotState:
 
     def whole(self) -> dict[str, object]:
         """See `Robot.state_dict`."""
-        return {**self._robot.pool.driver.state_dict(), **self.acting()}
+        return {**self._robot.pool.driver.states.state_dict(), **self.acting()}
 
     def acting(self) -> dict[str, object]:
         """See `Robot.acting_state`."""
@@ -99,14 +99,14 @@ class RobotState:
         if isinstance(state, Mapping):
             self._check_kinds(state)
         acting = {*self._parts(), "counters"}
-        expected = acting | robot.pool.driver.state_keys()
+        expected = acting | robot.pool.driver.states.keys()
         if not isinstance(state, Mapping) or state.keys() not in (acting, expected):
             there = sorted(state) if isinstance(state, Mapping) else type(state).__name__
             raise ValueError(f"Robot: the saved state has {there}; expected {sorted(expected)}: build the robot as it was saved")
         state_of = self.whole if state.keys() == expected else self.acting
         try:
             if state.keys() == expected:
-                robot.pool.driver.check_state(state)
+                robot.pool.driver.states.check(state)
             check_alike({**state, "counters": None}, {**state_of(), "counters": None}, "")
             msgspec.convert(state["counters"], _Counters)
         except _NO_STATE as error:
@@ -136,8 +136,8 @@ class RobotState:
             robot.span.load_state_dict(robot, state["counters"]["span"])
         for key, part in self._parts().items():
             part.load_state_dict(state[key])
-        if robot.pool.driver.state_keys() <= state.keys():
-            robot.pool.driver.load_state_dict(state)
+        if robot.pool.driver.states.keys() <= state.keys():
+            robot.pool.driver.states.load_state_dict(state)
         counters = msgspec.convert(state["counters"], _Counters)
         robot.statistics.load_state_dict(msgspec.structs.asdict(counters))
         for name, counted in counters.wrappers.items():

@@ -2,6 +2,7 @@
 
 import json
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like.data.buffers.cached import CachedReplayBuffer
-from parl_like.data.buffers.episodes import EpisodeBuffer
+from parl_like.data.buffers.episodes import EpisodeBuffer, FinishedEpisodes
 from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.storage import tree_encoding
@@ -235,6 +236,37 @@ def test_rows_are_drawn_as_from_a_replay_buffer():
     assert set(buffer.sample_indices(200, own).tolist()) == set(range(7))
     assert buffer.sample(5)[1].tolist() == plain.sample(5)[1].tolist()  # the other generator left its own alone
     assert len(buffer.sample(None)[1]) == 7 and len(buffer.sample(-1)[1]) == 0 and buffer.sample(0)[1].tolist() == list(range(7))
+
+
+def test_an_episode_is_found_without_a_look_at_the_others():
+    n = 5_000
+    buffer = EpisodeBuffer()
+    buffer.allocate(SPECS)
+    numbers, ends = np.arange(n), np.ones(n, bool)
+    buffer.push_rows([0] * n, (np.zeros((n, 2), np.float32), numbers, numbers * 1.0, ends, ~ends))
+    tracemalloc.start()
+    try:
+        found = [buffer.episode(at).act.tolist() for at in (0, n // 2, -1)]
+        assert tracemalloc.get_traced_memory()[1] < 20_000, "a list of all lengths takes 40,000 bytes"
+    finally:
+        tracemalloc.stop()
+    assert found == [[0], [n // 2], [n - 1]]
+
+
+def test_finished_episodes_as_in_a_list_of_lengths():
+    rng, lengths, finished = np.random.default_rng(0), [], FinishedEpisodes()
+    for _ in range(3_000):
+        if lengths and rng.random() < 0.45:
+            assert finished.pop() == lengths.pop(0)
+        else:
+            lengths.append(int(rng.integers(1, 9)))
+            finished.append(lengths[-1])
+        assert len(finished) == len(lengths)
+        if lengths:
+            at = int(rng.integers(len(lengths)))
+            assert finished.rows(at) == slice(sum(lengths[:at]), sum(lengths[: at + 1]))
+    assert finished.lengths().tolist() == lengths == FinishedEpisodes(lengths).lengths().tolist()
+    assert len(finished._bounds) < 2 * len(lengths) + 202, "what was dropped takes no memory for ever"
 
 
 def test_sampled_episodes():

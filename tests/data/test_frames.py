@@ -68,11 +68,11 @@ def test_the_final_observation_of_a_truncated_episode_is_kept():
     assert buffer[:].obs_next.tolist() == [1, 2, 77, 4, 50]  # of a true end nothing may be looked up
     for i in range(3):
         buffer.add(dict(obs=i, act=0, rew=0.0, terminated=False, truncated=False, obs_next=i + 1))
-    assert buffer[:].obs_next.tolist() == [77, 4, 50, 1, 2, 3] and sorted(buffer._finals.table) == [2, 3]
+    assert buffer[:].obs_next.tolist() == [77, 4, 50, 1, 2, 3] and sorted(buffer._memory.finals.table) == [2, 3]
     buffer.add(dict(obs=3, act=0, rew=0.0, terminated=False, truncated=False, obs_next=4))
-    assert buffer[:].obs_next.tolist() == [4, 50, 1, 2, 3, 4] and sorted(buffer._finals.table) == [3]  # it went with its row
+    assert buffer[:].obs_next.tolist() == [4, 50, 1, 2, 3, 4] and sorted(buffer._memory.finals.table) == [3], "it went"
     buffer.reset()
-    assert not buffer._finals.table
+    assert not buffer._memory.finals.table
 
 
 def test_only_the_newest_frame_is_stored():
@@ -106,7 +106,7 @@ def test_a_bad_next_observation_leaves_everything_as_it_was():
         with pytest.raises(SpecError, match="field 'obs_next'"):
             buffer.push_rows([0],
                              (np.zeros((1, 2)), np.zeros(1, int), np.zeros(1), np.zeros(1, bool), np.zeros(1, bool), bad[None]))
-    assert buffer[:].obs_next.tolist() == [[0, 0], [0, 0], [1, 1]] and buffer._ring.written.tolist() == [3]
+    assert buffer[:].obs_next.tolist() == [[0, 0], [0, 0], [1, 1]] and buffer._memory.ring.written.tolist() == [3]
 
 
 @pytest.mark.parametrize("options", [dict(size=3, stack_num=4), dict(size=8, n_lanes=4, stack_num=3)])

@@ -8,12 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+import tracemalloc
 
 import numpy as np
 import psutil
 import pytest
 
-from parl_like.data.storage.archive import ArchiveError, read_manifest
+from parl_like.data.storage.archive import ArchiveError, read_archive, read_manifest
 from parl_like.lab.runs import checkpoint
 from parl_like.lab.runs.checkpoint import Checkpoints, verify
 from parl_like.lab.runs.lock import RunLock, RunLocked
@@ -153,6 +154,45 @@ def test_the_previous_good_one_is_loaded_and_named(tmp_path):
     assert "sha256" in loaded.skipped[0][1] and "manifest.json" in loaded.skipped[1][1]
     assert [(name, ok) for name, ok, _ in verify(tmp_path)] == [
         ("000000100", True), ("000000200", True), ("000000300", False), ("000000400", False)]  # fmt: skip
+
+
+def large_state():
+    rows = np.arange(9 << 20, dtype=np.int64)  # 72 MB, a file of its own
+    return {"task.RL": {"w": np.ones(8, np.float32), "list": [1, "two", 2**70]},
+            "buffer": {"rows": rows, "small": rows[: 3 << 20], "flags": np.ones(5 << 20, bool)}}
+
+
+def test_verify_reads_every_byte_and_holds_none_of_them(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(100, large_state())
+    tracemalloc.start()
+    try:
+        assert verify(tmp_path) == [("000000100", True, "")]
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20  # of 100 MB
+    finally:
+        tracemalloc.stop()
+    monkeypatch.setattr(os, "sysconf", lambda name: 1000)  # a machine of 1 MB, on which `load` refuses it
+    assert verify(tmp_path) == [("000000100", True, "")]
+    with pytest.raises(ArchiveError, match="arrays that fit into 1000000 bytes of memory"):
+        checkpoints.load()
+
+
+@pytest.mark.parametrize("file, at", [
+    ("buffer.0.npy", 50 << 20), ("buffer.0.npy", 3), ("buffer.0.npy", -1), ("buffer.safetensors", 20 << 20),
+    ("buffer.safetensors", 20), ("task.RL.json", 5)])
+def test_verify_finds_what_loading_finds_in_the_same_words(tmp_path, file, at):
+    Checkpoints(tmp_path).save(100, large_state())
+    path = tmp_path / "000000100" / file
+    with open(path, "r+b") as stream:
+        stream.seek(at, os.SEEK_END if at < 0 else os.SEEK_SET)
+        byte = stream.read(1)
+        stream.seek(-1, os.SEEK_CUR)
+        stream.write(bytes([byte[0] ^ 1]))
+    (_, good, problem), = verify(tmp_path)
+    assert not good and f"{file}: expected sha256" in problem
+    with pytest.raises(ArchiveError) as caught:
+        read_archive(tmp_path / "000000100")
+    assert str(caught.value) == problem
 
 
 def test_older_ones_come_before_a_later_step(tmp_path):

@@ -308,6 +308,23 @@ def test_a_run_directory_imports_nothing_but_registered_robots(tmp_path):
             resume()
 
 
+@pytest.mark.parametrize("damage", [
+    lambda file: file.write_bytes(b"step,return/mean\n\xff\xfe\n"),
+    lambda file: file.write_text("step," + 2_000_000 * "x"),
+    lambda file: file.write_text("step\n" + "1\n" * 2_000_001),
+    lambda file: (file.unlink(), file.mkdir()),
+    lambda file: (file.unlink(), file.symlink_to("/dev/zero")),
+    lambda file: (file.unlink(), os.mkfifo(file)),
+], ids=["no text", "no line", "too long", "folder", "link", "pipe"])
+def test_a_run_whose_metrics_are_damaged_is_refused_and_stays_as_it_was(damage):
+    _, run, _ = train()
+    damage(run.metrics_file)
+    before = {name: (run.path / name).read_bytes() for name in ("run.json", "config.yaml", "events.jsonl", "result.json")}
+    with pytest.raises(UsageError, match=r"metrics\.csv is (no table that a run wrote|not readable)"):
+        resume(overrides={"total_steps": 800})
+    assert {name: (run.path / name).read_bytes() for name in before} == before
+
+
 def test_one_process_per_run():
     _, run, _ = train()
     with RunLock(run.path), pytest.raises(Exception, match=str(os.getpid())):

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.data.buffers.fields import FLAGS, check_saved, in_words
-from parl_like.data.buffers.reading import Positions
+from parl_like.data.buffers.fields import FLAGS, Positions, check_saved, in_words
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.buffers.saving import Savable
 from parl_like.values.batch import Batch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,12 +9,52 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.data.buffers.by_episode import FEW, ByEpisode
-from parl_like.data.buffers.fields import FLAGS, in_words, is_part
-from parl_like.data.buffers.reading import Buffer, Positions, Random
+from parl_like.data.buffers.fields import FLAGS, Positions, in_words, is_part
+from parl_like.data.buffers.reading import Buffer, Random
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array, Spec
+
+
+class FinishedEpisodes:
+    """Bounds of finished episodes among all rows that finished ones ever had, oldest first.
+
+    Every call but `lengths` takes the same time, however many there are.
+
+    Args:
+        lengths: Rows of each, [n].
+    """
+
+    def __init__(self, lengths: Sequence[int] | Positions = ()) -> None:
+        self._bounds: list[int] = [0, *np.cumsum(lengths, dtype=np.int64).tolist()]  # episode i: from its bound to the next one
+        self._gone = 0  # bounds in front whose episodes were dropped; they are removed now and then, many at once
+
+    def __len__(self) -> int:
+        return len(self._bounds) - self._gone - 1
+
+    def append(self, n: int) -> None:
+        """Add an episode of n rows, the newest."""
+        self._bounds.append(self._bounds[-1] + n)
+
+    def pop(self) -> int:
+        """Drop the oldest episode and return its number of rows."""
+        n = self._bounds[self._gone + 1] - self._bounds[self._gone]
+        self._gone += 1
+        if self._gone > len(self._bounds) // 2 + 100:
+            del self._bounds[: self._gone]
+            self._gone = 0
+        return n
+
+    def rows(self, index: int) -> slice:
+        """Return the rows of an episode, 0 the oldest, counted from the first row of the oldest."""
+        first, at = self._bounds[self._gone], self._gone + index
+        return slice(self._bounds[at] - first, self._bounds[at + 1] - first)
+
+    def lengths(self) -> Positions:
+        """Return the rows of each, [n] int64."""
+        bounds: Positions = np.array(self._bounds[self._gone :], np.int64)
+        return bounds[1:] - bounds[:-1]
 
 
 class EpisodeBuffer(ByEpisode, Buffer):
@@ -57,7 +96,7 @@ class EpisodeBuffer(ByEpisode, Buffer):
         self.max_rows, self.max_episodes = max_rows, max_episodes
         self.rng = np.random.default_rng(0 if rng is None else rng)
         self.dropped = 0
-        self._lengths: deque[int] = deque()  # of the finished episodes
+        self._finished = FinishedEpisodes()
 
     @property
     def rew_dtype(self) -> np.dtype[Any]:
@@ -67,7 +106,7 @@ class EpisodeBuffer(ByEpisode, Buffer):
     # ---- writing
 
     def _keep(self, lane: int, values: tuple[Array, ...], n: int) -> tuple[int, int]:
-        while self._lengths and (
+        while len(self._finished) and (
             (self.max_rows is not None and len(self) + n > self.max_rows)
             or (self.max_episodes is not None and self.n_episodes >= self.max_episodes)
         ):
@@ -76,14 +115,14 @@ class EpisodeBuffer(ByEpisode, Buffer):
             self._kept, self._first = self._packed(max(FEW, 2 * (len(self) + n)), self._kept.specs), 0
         start = self.dropped + len(self)
         self._kept.push_rows(np.zeros(n, np.int64), values)
-        self._lengths.append(n)
+        self._finished.append(n)
         return start, start + n - 1
 
     def _now(self, places: Positions) -> Positions:
         return np.asarray(np.maximum(places - self.dropped, -1))
 
     def _drop(self) -> None:
-        n = self._lengths.popleft()
+        n = self._finished.pop()
         self.dropped, self._first = self.dropped + n, self._first + n
 
     def _packed(self, size: int, specs: Sequence[Spec]) -> ReplayBuffer:
@@ -138,7 +177,7 @@ class EpisodeBuffer(ByEpisode, Buffer):
     @property
     def n_episodes(self) -> int:
         """Finished episodes."""
-        return len(self._lengths)
+        return len(self._finished)
 
     def episode(self, index: int) -> Batch:
         """A finished episode, 0 the oldest and −1 the newest: read-only views [T, …] that never change, whatever is written
@@ -149,9 +188,9 @@ class EpisodeBuffer(ByEpisode, Buffer):
         """
         if not -self.n_episodes <= index < self.n_episodes:
             raise IndexError(f"{self!r}: there is no finished episode {index}; ask n_episodes")
-        index %= self.n_episodes
-        start = self._first + sum(list(self._lengths)[:index])
-        flat = {name: column[start : start + self._lengths[index]] for name, column in self._kept.columns.items()}
+        rows = self._finished.rows(index % self.n_episodes)
+        slots = slice(self._first + rows.start, self._first + rows.stop)
+        flat = {name: column[slots] for name, column in self._kept.columns.items()}
         flat["done"] = flat["terminated"] | flat["truncated"]
         for view in flat.values():
             view.flags.writeable = False
@@ -180,7 +219,7 @@ class EpisodeBuffer(ByEpisode, Buffer):
         Raises:
             ValueError: n > 0 and there is no finished episode.
         """
-        if n > 0 and not self._lengths:
+        if n > 0 and not self.n_episodes:
             raise ValueError(f"{self!r}: cannot sample {n} episodes {self._nothing}")
         drawn = (self.rng if rng is None else rng).random(n) * self.n_episodes
         return [self.episode(int(i)) for i in drawn]
@@ -217,7 +256,7 @@ class EpisodeBuffer(ByEpisode, Buffer):
         "columns"."""
         return {
             "max_rows": self.max_rows, "max_episodes": self.max_episodes, "n_lanes": self.n_lanes, "dropped": self.dropped,
-            "lengths": np.array(self._lengths, np.int64), "rows": self._packed(max(len(self), 1), self._kept.specs).state_dict(),
+            "lengths": self._finished.lengths(), "rows": self._packed(max(len(self), 1), self._kept.specs).state_dict(),
             "open": self._saved_open(), "rng": rng_state(self.rng),
         }  # fmt: skip
 
@@ -243,5 +282,6 @@ class EpisodeBuffer(ByEpisode, Buffer):
         if len(lengths) > (self.max_episodes or len(lengths)) or (n > (self.max_rows or n) and len(lengths) > 1):
             raise ValueError(f"{self!r}: {len(lengths)} episodes of {n} rows were saved, more than it keeps; the file is damaged")
         self._set_open(opened)
-        self._kept, self._first, self.dropped, self._lengths = kept, 0, state["dropped"], deque(lengths.astype(np.int64).tolist())
+        self._kept, self._first, self.dropped = kept, 0, state["dropped"]
+        self._finished = FinishedEpisodes(lengths.astype(np.int64))
         set_rng_state(self.rng, state["rng"])

@@ -7,12 +7,15 @@ from typing import Any
 
 import gymnasium as gym
 import numpy as np
+import numpy.typing as npt
 
 from parl_like.data.rng import set_rng_state
 from parl_like.data.storage.tree_encoding import CODES
 from parl_like.values.action_codec import ActionCodec
 from parl_like.values.spec import Array, Spec, SpecError, parts_of
 
+Positions = npt.NDArray[np.int64]
+"""Slots of rows in a memory, of any shape."""
 FLAGS = ("terminated", "truncated")
 """The fields that say where an episode ends: one bool each."""
 
@@ -79,6 +82,24 @@ def check_numbers(kind: str, specs: Sequence[Spec]) -> None:
         for group in (".".join(parts[:i]) for i in range(1, len(parts))):
             if group in names:
                 raise ValueError(f"{kind}: {group!r} cannot be both an array and the group of {spec.name!r}")
+
+
+def check_fields(specs: Sequence[Spec]) -> None:
+    """Refuse fields that a replay buffer cannot store.
+
+    Raises:
+        ValueError: a name is double, a flag is missing or is not one bool, `done` is among them, or as `check_numbers`.
+    """
+    by_name = {spec.name: spec for spec in specs}
+    if len(by_name) != len(specs):
+        raise ValueError(f"ReplayBuffer: a field name is double in {' '.join(spec.name for spec in specs)}; names are unique")
+    for name in FLAGS:
+        if name not in by_name or by_name[name].shape or by_name[name].dtype != np.bool_:
+            raise ValueError(f"ReplayBuffer: field {name!r} is {by_name.get(name, 'missing')}; expected one bool per row")
+    for spec in specs:
+        if spec.name.partition(".")[0] == "done":
+            raise ValueError("ReplayBuffer: field 'done' is computed from terminated and truncated; leave it out")
+    check_numbers("ReplayBuffer", specs)
 
 
 def convert_rows(spec: Spec, value: object, n: int) -> Array:

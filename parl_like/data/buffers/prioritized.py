@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.data.buffers._segment_tree import SegmentTree
-from parl_like.data.buffers.reading import Positions, Random
+from parl_like.data.buffers.fields import Positions
+from parl_like.data.buffers.reading import Random
 from parl_like.data.buffers.replay_buffer import LOCKED, ReplayBuffer
 from parl_like.values.spec import Array, Spec
 
@@ -187,7 +188,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return {**super()._options(), "alpha": self.alpha, "weight_norm": self.weight_norm, **beta}
 
     def state_dict(self) -> dict[str, object]:
-        return {**super().state_dict(), "weights": self._leaves[self._filled()], "max_priority": self.max_priority,
+        return {**super().state_dict(), "weights": self._leaves[self._memory.filled()], "max_priority": self.max_priority,
                 "batches_drawn": self.batches_drawn}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -206,5 +207,5 @@ class PrioritizedReplayBuffer(ReplayBuffer):
                              f"{state['batches_drawn']}; expected a finite number above 0, and a count")
         super().load_state_dict(state)
         self._trees()
-        self._set(self._filled(), weights)
+        self._set(self._memory.filled(), weights)
         self.max_priority, self.batches_drawn = state["max_priority"], state["batches_drawn"]

@@ -7,17 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 import gymnasium as gym
 import numpy as np
-import numpy.typing as npt
 
-from parl_like.data.buffers._rows import Ring
-from parl_like.data.buffers.fields import FLAGS, is_part
+from parl_like.data.buffers.fields import FLAGS, Positions, is_part
+from parl_like.data.buffers.lane_memory import LaneMemory
 from parl_like.data.buffers.saving import Savable
-from parl_like.data.buffers.stored_fields import FinalObservations, StoredFields
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array
 from parl_like.values.user_calls import Guarded
 
-Positions = npt.NDArray[np.int64]
 Random = np.random.Generator | np.random.SeedSequence | int | None
 
 
@@ -81,41 +78,35 @@ class Lanes(Buffer, Guarded):
     columns: dict[str, Array]
     stack_num: int
     sample_avail: bool
-    _ring: Ring
-    _plan: StoredFields
-    _finals: FinalObservations | None
+    _memory: LaneMemory
 
     def __len__(self) -> int:
-        return self._ring.total
+        return self._memory.ring.total
 
     def is_full(self, lane: int) -> bool:
         """Return whether the next row of a lane takes the place of its oldest one."""
-        return bool(self._ring.count[lane] == self.lane_size)
+        return bool(self._memory.ring.count[lane] == self.lane_size)
 
     # ---- positions
 
     def lane_positions(self, lane: int) -> Positions:
         """Positions of a lane, oldest row first."""
-        first, count = lane * self.lane_size, int(self._ring.count[lane])
-        oldest = int(self._ring.cursor[lane]) - first if count == self.lane_size else 0
+        first, count = lane * self.lane_size, int(self._memory.ring.count[lane])
+        oldest = int(self._memory.ring.cursor[lane]) - first if count == self.lane_size else 0
         return first + (oldest + np.arange(count)) % self.lane_size
 
     def rows_in_order(self) -> Positions:
         """All rows, lane after lane in time order."""
         return np.concatenate([self.lane_positions(lane) for lane in range(self.n_lanes)])
 
-    def _filled(self) -> Positions:
-        """Positions that hold a row, in storage order."""
-        return np.concatenate([lane * self.lane_size + np.arange(count) for lane, count in enumerate(self._ring.count.tolist())])
-
     def newest(self) -> Positions:
         """Position of the newest row of every lane; meaningless for an empty lane."""
         first = np.arange(self.n_lanes) * self.lane_size
-        return np.asarray(first + (self._ring.cursor - first - 1) % self.lane_size, np.int64)
+        return np.asarray(first + (self._memory.ring.cursor - first - 1) % self.lane_size, np.int64)
 
     def next_position(self, lane: int) -> int:
         """Return where the next row of a lane goes."""
-        return int(self._ring.cursor[lane])
+        return int(self._memory.ring.cursor[lane])
 
     def positions(self, index: object) -> Positions:
         """A checked index as positions: of any shape, () for an integer.
@@ -135,7 +126,7 @@ class Lanes(Buffer, Guarded):
         if array.dtype.kind not in "iu":
             raise IndexError(f"{self!r}: index {index!r}; expected a slice, integers, or a bool mask")
         positions = array.astype(np.int64, copy=False)
-        if (wrong := self._ring.first_empty(positions.reshape(-1))) >= 0:
+        if (wrong := self._memory.ring.first_empty(positions.reshape(-1))) >= 0:
             raise IndexError(f"{self!r}: position {array.reshape(-1)[wrong]} holds no row; positions with rows are "
                              "buffer.sample_indices(0)")
         return positions
@@ -157,7 +148,7 @@ class Lanes(Buffer, Guarded):
     def serials(self, positions: Positions) -> Positions:
         """[N]: the numbers of rows in the history of their lane, from 0. Of a row that is overwritten meanwhile it is another one
         then, of one that was dropped −1."""
-        return self._ring.serials(positions)
+        return self._memory.ring.serials(positions)
 
     # ---- along time
 
@@ -170,19 +161,19 @@ class Lanes(Buffer, Guarded):
 
     def prev(self, index: object) -> Positions:
         """The row before, within the episode; an episode's first row and the oldest row of a lane are their own."""
-        return self._each(index, self._ring.prev)
+        return self._each(index, self._memory.ring.prev)
 
     def next(self, index: object) -> Positions:
         """The row after, within the episode; a row that ends one and the newest row of a lane are their own."""
-        return self._each(index, self._ring.next)
+        return self._each(index, self._memory.ring.next)
 
     def episode_end(self, index: object) -> Positions:
         """The newest row of the episode of each row, so far as it is stored."""
-        return self._each(index, self._ring.episode_end)
+        return self._each(index, self._memory.ring.episode_end)
 
     def unfinished_index(self) -> Positions:
         """The newest row of every lane whose episode is not over."""
-        newest = self.newest()[self._ring.count > 0]
+        newest = self.newest()[self._memory.ring.count > 0]
         return newest[~self._done(newest)] if len(newest) else newest
 
     def episode_start(self, lane: int) -> int:
@@ -211,7 +202,7 @@ class Lanes(Buffer, Guarded):
         """
         if length < 1 or burn_in < 0:
             raise ValueError(f"sequences: length is {length}, burn_in {burn_in}; expected at least 1 and 0")
-        return self._ring.around(indices, burn_in, length - 1)
+        return self._memory.ring.around(indices, burn_in, length - 1)
 
     def n_step(self, indices: Positions, n: int) -> dict[str, Array]:
         """The next n rewards of each row, inside its episode and lane.
@@ -232,7 +223,7 @@ class Lanes(Buffer, Guarded):
             raise ValueError(f"n_step: n is {n}; expected at least 1")
         if "rew" not in self.columns:
             raise ValueError(f"{self!r}: n_step needs the field 'rew'")
-        return self._ring.n_step(indices, n, self._plan.number["rew"])
+        return self._memory.ring.n_step(indices, n, self._memory.fields.number["rew"])
 
     # ---- choosing rows
 
@@ -264,7 +255,7 @@ class Lanes(Buffer, Guarded):
         return drawn
 
     def _whole(self, positions: Positions, ahead: int, behind: int) -> Array:
-        return self._ring.whole(positions, max(self.stack_num, behind + 1), ahead, self.sample_avail)
+        return self._memory.ring.whole(positions, max(self.stack_num, behind + 1), ahead, self.sample_avail)
 
     def _draw(self, n: int, rng: np.random.Generator) -> Positions:
         total = len(self)
@@ -272,7 +263,7 @@ class Lanes(Buffer, Guarded):
         drawn: Positions = (rng.random(n) * total).astype(np.int64)
         if total == self.capacity or self.n_lanes == 1:
             return drawn  # the filled slots are 0 … total − 1
-        count = self._ring.count
+        count = self._memory.ring.count
         before = np.cumsum(count) - count
         lane = np.searchsorted(before + count, drawn, side="right")
         positions: Positions = drawn - before[lane] + lane * self.lane_size
@@ -308,8 +299,8 @@ class Lanes(Buffer, Guarded):
 
     def lane_rows(self, lane: int) -> dict[str, Array]:
         """The rows of a lane in time order, flat as from `take`. Perhaps views: copy what must outlive the next write."""
-        first, count = lane * self.lane_size, int(self._ring.count[lane])
-        if count < self.lane_size or self._ring.cursor[lane] == first:
+        first, count = lane * self.lane_size, int(self._memory.ring.count[lane])
+        if count < self.lane_size or self._memory.ring.cursor[lane] == first:
             return {name: column[first : first + count] for name, column in self.columns.items()}
         return self.take(self.lane_positions(lane))
 
@@ -321,7 +312,7 @@ class Lanes(Buffer, Guarded):
             last: [N] rows whose obs_next, terminated and truncated are wanted, of n steps the last; None: the same rows.
             names: Fields; None: all.
         """
-        plan, columns = self._plan, self.columns
+        plan, columns = self._memory.fields, self.columns
         if plan.as_stored and last is None and names is None:
             return self.take(positions)
         late = positions if last is None else last
@@ -337,22 +328,22 @@ class Lanes(Buffer, Guarded):
 
     def stacked(self, positions: Positions, names: Sequence[str], stack: int) -> dict[str, Array]:
         """Fields [N, stack, …] as they are stored, of the rows [N] and those before them in their episodes."""
-        return self.take(self._ring.around(positions, stack - 1, 0)[0], names)
+        return self.take(self._memory.ring.around(positions, stack - 1, 0)[0], names)
 
     def next_observations(
         self, positions: Positions, names: Sequence[str], stored: Mapping[str, Array], stack: int,
     ) -> dict[str, Array]:
         """obs_next of the rows, by its names; `stored` has its newest frames where they are stored."""
         own = {name: "obs" + name[8:] for name in names}
-        if self._finals is None:  # only the frames before it are to be fetched
+        if self._memory.finals is None:  # only the frames before it are to be fetched
             frames = self.stacked(positions, list(own.values()), stack)
             return {name: next_stack(frames[obs], stored[name]) for name, obs in own.items()}
-        following = self._ring.next(positions)
+        following = self._memory.ring.next(positions)
         frames = self.take(following, list(own.values())) if stack == 1 else self.stacked(following, list(own.values()), stack)
         out = {name: frames[obs] for name, obs in own.items()}
         newest = self.newest()
         for i in np.flatnonzero((following == positions) & ~self.columns["terminated"][positions]).tolist():
-            for name, final in self._finals.find(int(positions[i]), newest).items():
+            for name, final in self._memory.finals.find(int(positions[i]), newest).items():
                 if name in out:
                     out[name][i] = final if stack == 1 else next_stack(out[name][i : i + 1], final[None])[0]
         return out

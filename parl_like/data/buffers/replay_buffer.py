@@ -14,31 +14,28 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from parl_like.data.buffers._rows import Ring
 from parl_like.data.buffers.fields import (
     FLAGS,
+    Positions,
     as_array,
-    check_numbers,
+    check_fields,
     check_saved,
     convert_rows,
     difference,
     in_units,
-    infer,
     is_part,
     like,
-    loaded_columns,
     loaded_specs,
-    saved_specs,
 )
-from parl_like.data.buffers.reading import Lanes, Positions, Random
-from parl_like.data.buffers.stored_fields import EpisodeCounts, FinalObservations, StoredFields
+from parl_like.data.buffers.given_rows import OWNER, GivenRows
+from parl_like.data.buffers.lane_memory import LaneMemory
+from parl_like.data.buffers.reading import Lanes, Random
+from parl_like.data.buffers.stored_fields import EpisodeCounts, StoredFields
 from parl_like.data.rng import rng_state, set_rng_state
-from parl_like.values.batch import Batch, ready_batch
+from parl_like.values.batch import Batch
 from parl_like.values.spec import Array, Spec, SpecError, leaves
 
 RESERVED = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next", "info", "policy")
-REQUIRED = ("obs", "act", "rew", "terminated", "truncated")
-OWNER = "replay buffer"
 # What `threadsafe=True` puts under the lock: whatever writes rows or counters, or needs them to stand still.
 LOCKED = (
     "push", "push_rows", "add", "update", "truncate_open", "clear_lane", "add_lanes", "reset", "sample", "sample_indices",
@@ -110,12 +107,9 @@ class ReplayBuffer(Lanes):
         self.rew_dtype = np.dtype(rew_dtype)
         self.specs: tuple[Spec, ...] = ()
         self.columns: dict[str, Array] = {}
-        self.empty_keys: tuple[str, ...] = ()  # seen, but without a leaf so far: `info={}`
         self._exposed: frozenset[str] = frozenset()
-        self._ring = Ring((), n_lanes, self.lane_size)
-        self._finals: FinalObservations | None = None
-        self._plan: StoredFields = StoredFields(())
-        self._open = EpisodeCounts(self._ring.cursor)
+        self._memory = LaneMemory(StoredFields((), stack_num, ignore_obs_next, save_only_last_obs), n_lanes, self.lane_size)
+        self._open = EpisodeCounts(self._memory.ring.cursor)
         self.lock: Any = nullcontext()
         if threadsafe:
             self.make_threadsafe()
@@ -149,17 +143,13 @@ class ReplayBuffer(Lanes):
             SpecError: a value does not fit; the buffer is as before.
             ValueError: no such lane, or `allocate` was not called.
         """
+        memory = self._memory
         try:
-            if self._finals is None:
-                return self._ring.push(lane, values if self._plan.as_given else self._plan.stored(values))
-            stored, nexts = self._plan.stored(values), self._plan.nexts(values)
-            self._finals.check(nexts)
-            position = self._ring.push(lane, stored)
+            if memory.finals is None and memory.fields.as_given:  # hot: a call less, of 0.55 µs
+                return memory.ring.push(lane, values)
+            return memory.push(lane, values)
         except IndexError:
             raise self._not_pushed(lane, len(values)) from None
-        terminated, truncated = (self.columns[name][position] for name in FLAGS)
-        self._finals.keep(lane, position, nexts, truncated and not terminated)
-        return position
 
     def _not_pushed(self, lane: int, n_values: int) -> ValueError:
         if not self.specs:
@@ -219,45 +209,15 @@ class ReplayBuffer(Lanes):
                 raise KeyError
             positions = self._store(lanes, values) if rows else np.array([self.push(0, values)])
         except (KeyError, SpecError):  # other fields, or values that are to be converted or refused with the field's name
-            flat, positions = self._add_anything(batch, flat, lanes, rows)
+            given = GivenRows(batch, flat, len(lanes), rows)
+            specs = given.declare(self, self.specs, self.rew_dtype)
+            columns = given.columns(specs)
+            self.use_fields(specs, given.empty_groups())
+            flat, positions = {**columns}, self._store(lanes, tuple(columns.values()))
         n, shape = len(lanes), next((spec.shape for spec in self.specs if spec.name == "rew"), ())
         rew = np.ascontiguousarray(as_array(flat.get("rew", np.zeros((n, *shape)))), np.float64).reshape(n, *shape)
         done = np.logical_or(*(as_array(flat[name]).reshape(n) for name in FLAGS)).view(np.uint8)
-        return positions, *self._open.count(self._ring, lanes, positions, rew, done)
-
-    def _add_anything(self, batch: Any, flat: dict[str, object], lanes: Positions, rows: bool
-                      ) -> tuple[dict[str, object], Positions]:
-        """`add` of rows with new, missing or loosely given fields. Returns the rows as they are stored, and their positions."""
-        self._check_fields(flat)
-        known = {spec.name: spec for spec in self.specs}
-        for name in {*FLAGS, "rew"} & flat.keys():  # `add` takes flags written 0 and 1, and a reward of another float type
-            array, own = np.asarray(flat[name]), known["rew"].dtype if "rew" in known else self.rew_dtype
-            if name == "rew" and own.kind == "f" and array.dtype.kind in "biuf":
-                flat[name] = array.astype(own)
-            elif name != "rew" and array.dtype.kind in "iu" and np.isin(array, (0, 1)).all():
-                flat[name] = array.astype(bool)
-        new = [infer(OWNER, name, value, rows) for name, value in flat.items() if name not in known]
-        specs = (*self.specs, *(replace(spec, dtype=np.dtype(bool)) if spec.name in FLAGS else spec for spec in new))
-        if not rows:
-            flat = {spec.name: spec.convert(flat[spec.name])[None] for spec in specs if spec.name in flat}
-        n = len(lanes)
-        arrays = tuple(convert_rows(spec, flat[spec.name], n) if spec.name in flat else spec.zeros(n) for spec in specs)
-        groups = ((key, part) for key, part in batch.items() if isinstance(part, (Batch, Mapping)))
-        self.use_fields(specs, [str(key) for key, part in groups if not len(tuple(part.keys()))])
-        return dict(zip((spec.name for spec in specs), arrays, strict=True)), self._store(lanes, arrays)
-
-    def _check_fields(self, flat: dict[str, object]) -> None:
-        """Required fields are there; `done` is taken out."""
-        tops = dict.fromkeys(name.partition(".")[0] for name in flat)
-        stored = {spec.name.partition(".")[0] for spec in self.specs}
-        missing = [name for name in REQUIRED if name not in tops and (not stored or name in stored)]
-        if missing:
-            raise ValueError(f"{self!r}: add needs {missing[0]!r}; got {', '.join(tops) or 'nothing'} (done is computed, never "
-                             "given)")
-        if "done" in flat:
-            given = np.asarray(flat.pop("done"))
-            if not np.array_equal(given, np.logical_or(*(np.asarray(flat[name]) for name in FLAGS))):
-                raise ValueError(f"{self!r}: field 'done' disagrees with terminated or truncated; leave it out, it is computed")
+        return positions, *self._open.count(self._memory.ring, lanes, positions, rew, done)
 
     def update(self, other: ReplayBuffer, cut: Literal["join", "truncate"] = "join") -> Positions:
         """Appends all rows of `other` in time order: lane to lane, or all into the only lane. Returns their new positions.
@@ -285,15 +245,16 @@ class ReplayBuffer(Lanes):
         if self.act_space is None and not len(self):
             self.act_space = other.act_space
         flat = in_units(other.take(rows), other.act_space, self.act_space, repr(other))
-        if other._finals is not None:
-            flat |= other.next_observations(rows, other._plan.next_names, {}, 1)  # single frames, as they are stored
+        fields = other._memory.fields
+        if fields.ignore_obs_next:
+            flat |= other.next_observations(rows, fields.next_names, {}, 1)  # single frames, as they are stored
         if cut == "truncate":
             newest = np.isin(rows, other.newest())
             flat["truncated"] = flat["truncated"] | (newest & ~flat["terminated"])
         known = {spec.name for spec in self.specs}
         acts = {name: column for name, column in flat.items() if is_part(name, "act")}
-        specs = self.specs + tuple(self._declared(like(spec, acts)) for spec in other._plan.given if spec.name not in known)
-        single = self._make_plan(specs).given
+        specs = self.specs + tuple(self._declared(like(spec, acts)) for spec in fields.given if spec.name not in known)
+        single = self._memory.fields.of(specs).given
         arrays = tuple(convert_rows(s, flat[s.name], len(rows)) if s.name in flat else s.zeros(len(rows)) for s in single)
         self.use_fields(specs)
         lanes = rows // other.lane_size if self.n_lanes > 1 else np.zeros_like(rows)
@@ -309,18 +270,13 @@ class ReplayBuffer(Lanes):
         Raises:
             SpecError: its actions are of another space.
         """
-        filled = self._filled()
+        filled = self._memory.filled()
         given = self.take(filled, [name for name in self.columns if is_part(name, "act")])
         if (actions := in_units(given, self.act_space, space, repr(self))) is given:
             return self
         made = copy(self)
-        made.specs, made.act_space = tuple(like(spec, actions) for spec in self.specs), space
-        made._plan = self._make_plan(made.specs)
-        columns = self.columns | {spec.name: spec.zeros(self.capacity) for spec in made.specs if spec.name in actions}
-        for name, column in actions.items():
-            columns[name][filled] = column
-        made._ring = Ring(made._plan.kept, self.n_lanes, self.lane_size, columns,
-                          (self._ring.count, self._ring.cursor, self._ring.written))
+        made.act_space = space
+        made._memory = self._memory.with_columns([like(spec, actions) for spec in self.specs], filled, actions)
         made._bind()
         return made
 
@@ -338,14 +294,12 @@ class ReplayBuffer(Lanes):
         if not 0 <= lane < self.n_lanes:
             raise self._no_lane(lane)
         self._open.forget(lane)
-        if not self._ring.count[lane]:
+        if not self._memory.ring.count[lane]:
             return False
         newest = int(self.newest()[lane])
         if self._done(newest):
             return False
-        self.columns["truncated"][newest] = True
-        if self._finals is not None:
-            self._finals.settle(lane, newest)
+        self._memory.truncate(lane, newest)
         return True
 
     def reset(self, keep_statistics: bool = False) -> None:
@@ -361,16 +315,9 @@ class ReplayBuffer(Lanes):
 
     def add_lanes(self, n: int) -> None:
         """`n` more, empty lanes of the same size; positions of rows stay what they are."""
-        more, old = n * self.lane_size, self._ring
-        first = np.arange(self.capacity, self.capacity + more, self.lane_size)
+        more = n * self.lane_size
         self.n_lanes, self.size, self.capacity = self.n_lanes + n, self.size + more, self.capacity + more
-        zeros = np.zeros(n, np.int64)
-        columns = {name: np.concatenate([c, np.zeros((more, *c.shape[1:]), c.dtype)]) for name, c in self.columns.items()}
-        state = np.append(old.count, zeros), np.append(old.cursor, first), np.append(old.written, zeros)
-        self._ring = Ring(old.block.specs, self.n_lanes, self.lane_size, columns or None, state)
-        self._open.add_lanes(first)
-        if self._finals is not None:
-            self._finals = FinalObservations(self._finals.specs, self.n_lanes, self._finals)
+        self._open.add_lanes(self._memory.add_lanes(n))
         if self.specs:
             self._bind()
 
@@ -382,10 +329,8 @@ class ReplayBuffer(Lanes):
         """
         if not 0 <= lane < self.n_lanes:
             raise self._no_lane(lane)
-        self._ring.clear(lane)
+        self._memory.clear(lane)
         self._open.starts[lane] = lane * self.lane_size
-        if self._finals is not None:
-            self._finals.clear(lane, range(lane * self.lane_size, (lane + 1) * self.lane_size))
 
     # ---- reading rows
 
@@ -440,15 +385,8 @@ class ReplayBuffer(Lanes):
     def state_dict(self) -> dict[str, object]:
         """Everything that the rows to come depend on: plain dicts of JSON values, and under "columns" arrays of the filled
         rows."""
-        filled = self._filled()
-        return {
-            "size": self.size, "n_lanes": self.n_lanes, "options": self._options(), "count": self._ring.count.tolist(),
-            "cursor": self._ring.cursor.tolist(), "written": self._ring.written.tolist(),
-            "specs": saved_specs(self.specs), "empty_keys": list(self.empty_keys),
-            "columns": self.take(filled), "open": self._open.state_dict(),
-            "finals": {} if self._finals is None else self._finals.state_dict(),
-            "rng": rng_state(self.rng),
-        }
+        return {"size": self.size, "n_lanes": self.n_lanes, "options": self._options(), **self._memory.state_dict(),
+                "open": self._open.state_dict(), "rng": rng_state(self.rng)}
 
     def _options(self) -> dict[str, object]:
         """Return the options that decide how rows are stored and drawn, beside the size."""
@@ -469,46 +407,31 @@ class ReplayBuffer(Lanes):
             theirs = state.get("options", {}).get(key, own)
             if theirs != own and key in ("ignore_obs_next", "save_only_last_obs"):
                 raise ValueError(f"{self!r}: saved with {key}={theirs}, this buffer has {own}; build it as it was saved")
-        stored = self._make_plan(saved).kept
-        arrays = loaded_columns(self, stored, state["columns"], sum(state["count"]))
+        columns = self._memory.saved_columns(self, saved, state)
         if saved:
             self.use_fields((*self.specs, *saved[len(self.specs) :]), state["empty_keys"])
-        self._ring.set(state["count"], state["cursor"], state["written"])
-        filled = self._filled()
-        for spec, array in zip(stored, arrays, strict=True):
-            self.columns[spec.name][:] = 0
-            self.columns[spec.name][filled] = array
+        self._memory.load(state, columns)
         self._open.load_state_dict(state["open"], np.arange(self.n_lanes) * self.lane_size, self.lane_size)
-        if self._finals is not None:
-            self._finals = FinalObservations(self._finals.specs, self.n_lanes)
-            if saved:
-                self._finals.load_state_dict(state["finals"], self.capacity)
         set_rng_state(self.rng, state["rng"])
 
     # ---- inside
 
     def use_fields(self, specs: Sequence[Spec], empty_keys: Sequence[str] = ()) -> None:
         """Makes `specs`, of which the present ones come first, the stored fields; new columns are zero."""
-        new_keys = [key for key in empty_keys if key not in self.empty_keys]
-        if len(specs) == len(self.specs) and not new_keys:
-            return
-        _check_specs(specs)
-        plan = self._make_plan(specs)
-        self._ring = Ring(plan.kept, self.n_lanes, self.lane_size, self.columns,
-                          (self._ring.count, self._ring.cursor, self._ring.written))
-        if self.ignore_obs_next:
-            nexts = [spec for spec in plan.given if is_part(spec.name, "obs_next")]
-            self._finals = FinalObservations(nexts, self.n_lanes, self._finals)
-        self.specs, self._plan = tuple(specs), plan
-        self.empty_keys = (*self.empty_keys, *new_keys)
-        self._bind()
+        new_keys = [key for key in empty_keys if key not in self._memory.empty_keys]
+        if len(specs) != len(self.specs) or new_keys:
+            check_fields(specs)
+            self._memory.use(specs, new_keys)
+            self._bind()
 
-    def _make_plan(self, specs: Sequence[Spec]) -> StoredFields:
-        return StoredFields(specs, self.stack_num, self.ignore_obs_next, self.save_only_last_obs)
+    @property
+    def empty_keys(self) -> tuple[str, ...]:
+        """Groups that rows have, and that had no leaf so far, such as `info={}`."""
+        return self._memory.empty_keys
 
     def _bind(self) -> None:
         """Makes what shows the memory."""
-        self.columns = self._ring.block.arrays
+        self.specs, self.columns = self._memory.fields.specs, self._memory.columns
         self._expose()
 
     def _expose(self) -> None:
@@ -527,25 +450,17 @@ class ReplayBuffer(Lanes):
         Args:
             framed: Whether observations are stacks of which the newest frame is to be kept, where this buffer takes stacks.
         """
-        plan, finals = self._plan, self._finals
-        stored = values if plan.as_given else plan.stored(values, rows=True, framed=framed)
-        nexts = [] if finals is None else finals.convert(plan.nexts(values, rows=True, framed=framed), len(lanes))
         try:
-            positions = self._ring.push_rows(lanes, stored)
+            return self._memory.push_rows(lanes, values, framed)
         except IndexError:
             raise self._no_lane(lanes[(lanes < 0) | (lanes >= self.n_lanes)][0]) from None
-        if finals is None:
-            return positions
-        ends = self.columns["truncated"][positions] & ~self.columns["terminated"][positions]
-        finals.keep_rows(lanes, positions, nexts, ends)
-        return positions
 
     def _read(self, key: str, positions: Positions | None) -> Any:
         """A field as a whole: as it is stored where `positions` is None, else as it is learned from, for positions of any
         shape."""
         if key == "done" and self.columns:
             return self._done(slice(None) if positions is None else positions)
-        names = [name for name in (self._plan.readable if positions is not None else self.columns) if is_part(name, key)]
+        names = [name for name in (self._memory.fields.readable if positions is not None else self.columns) if is_part(name, key)]
         if not names and key not in self.empty_keys:
             raise KeyError(f"{self!r} has no field {key!r}")
         group = {name: self.columns[name] for name in names} if positions is None else self._shaped(positions, names)
@@ -566,11 +481,7 @@ class ReplayBuffer(Lanes):
 
     def nested(self, flat: dict[str, Array]) -> Batch:
         """Return rows by flat names as a Batch, with the groups that have no leaf yet."""
-        batch = Batch.nest(flat) if self._plan.nested else ready_batch(flat)
-        for key in self.empty_keys:
-            if key not in batch:
-                batch[key] = Batch()
-        return batch
+        return self._memory.nested(flat)
 
 
 VectorReplayBuffer = ReplayBuffer  # the name that others use for lanes; here they are built in
@@ -583,16 +494,3 @@ def _under(lock: threading.RLock, method: Callable[..., object]) -> Callable[...
             return method(*args, **kwargs)
 
     return locked
-
-
-def _check_specs(specs: Sequence[Spec]) -> None:
-    by_name = {spec.name: spec for spec in specs}
-    if len(by_name) != len(specs):
-        raise ValueError(f"ReplayBuffer: a field name is double in {' '.join(spec.name for spec in specs)}; names are unique")
-    for name in FLAGS:
-        if name not in by_name or by_name[name].shape or by_name[name].dtype != np.bool_:
-            raise ValueError(f"ReplayBuffer: field {name!r} is {by_name.get(name, 'missing')}; expected one bool per row")
-    for spec in specs:
-        if spec.name.partition(".")[0] == "done":
-            raise ValueError("ReplayBuffer: field 'done' is computed from terminated and truncated; leave it out")
-    check_numbers("ReplayBuffer", specs)

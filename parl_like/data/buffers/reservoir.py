@@ -8,8 +8,17 @@ from typing import Any, Never
 import numpy as np
 
 from parl_like.data.buffers._rows import RowBlock
-from parl_like.data.buffers.fields import check_numbers, check_saved, in_words, infer, loaded_columns, loaded_specs, saved_specs
-from parl_like.data.buffers.reading import Buffer, Positions, Random
+from parl_like.data.buffers.fields import (
+    Positions,
+    check_numbers,
+    check_saved,
+    in_words,
+    infer,
+    loaded_columns,
+    loaded_specs,
+    saved_specs,
+)
+from parl_like.data.buffers.reading import Buffer, Random
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array, Spec, SpecError, leaves

@@ -8,13 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from parl_like.data.buffers._rows import Ring, RowBlock
-from parl_like.data.buffers.fields import FLAGS, as_array, convert_rows, is_part, loaded_columns
+from parl_like.data.buffers.fields import FLAGS, Positions, as_array, convert_rows, is_part, loaded_columns
 from parl_like.values.spec import Array, Spec
 
-Positions = npt.NDArray[np.int64]
 Names = list[str]
 _KNOWN = Spec("fresh", (), np.dtype(np.bool_))
 
@@ -32,12 +30,13 @@ class StoredFields:
         given: All fields, of single frames. next_names: names of those of obs_next. readable: those that reading gives, obs_next
             also where it was never given.
         kept: What is stored; `number` is the place of each by name.
+        ignore_obs_next: As given.
         as_given: Every value is stored as it comes. as_stored: every field is read as it is stored.
         parts: `split` of all that is readable.
     """
 
     def __init__(self, specs: Sequence[Spec], stack: int = 1, ignore_obs_next: bool = False, only_last: bool = False) -> None:
-        self.specs, self._stack = tuple(specs), stack
+        self.specs, self._stack, self.ignore_obs_next, self._only_last = tuple(specs), stack, ignore_obs_next, only_last
         names = [spec.name for spec in specs]
         self.next_names = [name for name in names if is_part(name, "obs_next")]
         looked_up = ["obs_next" + name[3:] for name in names if is_part(name, "obs")] if ignore_obs_next else []
@@ -61,6 +60,14 @@ class StoredFields:
         self.as_given = all(keep) and not any(framed)
         self.as_stored = stack == 1 and self.readable == tuple(self.number)
         self.parts = self.split(self.readable)
+
+    def of(self, specs: Sequence[Spec]) -> StoredFields:
+        """Return the way of other fields, with the same options.
+
+        Raises:
+            SpecError, ValueError: a field does not fit these: it is no stack of frames, or obs and obs_next differ.
+        """
+        return StoredFields(specs, self._stack, self.ignore_obs_next, self._only_last)
 
     def split(self, names: Sequence[str]) -> tuple[Names, Names, Names, Names]:
         """Fields that are read of the row itself, of the last row that counts, as stacks of frames, and those of obs_next that

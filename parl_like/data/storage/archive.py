@@ -25,6 +25,7 @@ from parl_like.data.storage.safe_files import check_plain, open_at, open_folder,
 from parl_like.data.storage.tree_encoding import (
     DTYPES,
     MAX_VALUES,
+    PIECE,
     Count,
     EncodedComponent,
     Name,
@@ -183,6 +184,23 @@ def read_components(
 
     Returns the tree of the good components, the manifest, and name -> what is wrong of the bad ones.
     """
+    return _read(path, spare, check, keep=True)
+
+
+def check_archive(path: Path, check: Callable[[Manifest], None] | None = None) -> Manifest:
+    """Return the manifest of an archive after a look at every byte; arrays are read in pieces, and take no memory.
+
+    Args:
+        check: As for `read_archive`.
+
+    Raises:
+        ArchiveError: as `read_archive`, but however large the arrays are.
+    """
+    return _read(path, lambda name: False, check, keep=False)[1]
+
+
+def _read(path: Path, spare: Callable[[str], bool], check: Callable[[Manifest], None] | None, keep: bool
+          ) -> tuple[dict[str, object], Manifest, dict[str, str]]:
     tree: dict[str, object] = {}
     bad: dict[str, str] = {}
     with _opened(path) as (found, folder):
@@ -193,15 +211,16 @@ def read_components(
         if check is not None:
             check(manifest)
         needed, memory = sum(manifest.sizes().values()), os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if needed > memory:
+        if keep and needed > memory:
             raise refusal(found, f"arrays that fit into {memory} bytes of memory", f"{needed} bytes", "use an earlier one")
-        count = PartsCount()
-        for step in (_check_files, partial(_read_component, count=count)):  # all sizes, before anything is allocated
+        read = partial(_read_component, count=PartsCount(), keep=keep)
+        for step in (_check_files, read):  # all sizes, before anything is allocated
             for component in manifest.components:
                 if component.name in bad:
                     continue
                 try:
-                    tree[component.name] = step(found, folder, component)
+                    value = step(found, folder, component)
+                    tree.update({component.name: value} if keep else {})
                 except (ArchiveError, OSError) as error:
                     if not spare(component.name):
                         raise
@@ -297,37 +316,53 @@ def _check_files(path: Path, folder: int, component: Component) -> None:
             raise damaged(path / stored.name, f"{stored.size} bytes", f"{info.st_size} bytes")
 
 
-def _read_component(path: Path, folder: int, component: Component, count: PartsCount) -> Any:
-    text, *rest = (_read_file(path / stored.name, folder, stored) for stored in component.files)
-    count.add(path / component.files[0].name, text.tobytes())
+def _read_component(path: Path, folder: int, component: Component, count: PartsCount, keep: bool) -> Any:
+    """Read and check one component. Return its value; without `keep` its arrays have no row and take no memory."""
+    head, *rest = component.files
+    text = _read_file(path / head.name, folder, head, True)[0].tobytes()
+    count.add(path / head.name, text)
     arrays: dict[str, tuple[str, Array]] = {}
-    for stored, data in zip(component.files[1:], rest, strict=True):
-        file, header = path / stored.name, _header(stored.name, stored.tensors)
-        start = len(header)
-        if data[:start].tobytes() != header:
-            raise damaged(file, "the header that the manifest describes", "another")
-        for tensor in stored.tensors:
-            end = start + tensor.nbytes
+    for stored in rest:
+        for tensor, data in zip(stored.tensors, _read_file(path / stored.name, folder, stored, keep), strict=True):
             try:
-                array = data[start:end].view(DTYPES[tensor.dtype]).reshape(tensor.shape)
+                array = data.view(DTYPES[tensor.dtype]).reshape(tensor.shape if keep else [0, *tensor.shape])
             except (ValueError, OverflowError):  # an empty array may still have impossible dimensions
-                raise damaged(file, f"a possible shape of {tensor.name!r}", tensor.shape) from None
-            if tensor.dtype == "BOOL" and array.size and array.view(np.uint8).max() > 1:
-                raise damaged(file, f"0 and 1 in {tensor.name!r}", "other bytes")
+                raise damaged(path / stored.name, f"a possible shape of {tensor.name!r}", tensor.shape) from None
             arrays[tensor.name] = tensor.dtype, array
-            start = end
-    return decode(path / component.files[0].name, text.tobytes(), arrays)
+    return decode(path / head.name, text, arrays)
 
 
-def _read_file(file: Path, folder: int, stored: StoredFile) -> Array:
-    """The bytes of one file, whose arrays stay where they are read."""
-    data = np.empty(stored.size, np.uint8)
+def _read_file(file: Path, folder: int, stored: StoredFile, keep: bool) -> list[Array]:
+    """Read one file from its beginning to its end, and check it; without `keep` it goes through one piece of memory.
+
+    Returns:
+        The bytes of each of its arrays, or of its text where it has none, uint8 [nbytes]; [0] without `keep`.
+    """
+    header = _header(stored.name, stored.tensors) if stored.tensors else b""
+    parts: list[tuple[StoredArray | None, int]] = [(None, len(header))]
+    parts += ([(tensor, tensor.nbytes) for tensor in stored.tensors] or [(None, stored.size)])
+    found, digest, odd = [], hashlib.sha256(), ""
     with open(open_at(folder, stored.name), "rb") as stream:
-        if stream.readinto(data.data) != stored.size or stream.read(1):
+        for i, (tensor, size) in enumerate(parts):
+            stays = keep or i == 0
+            memory = np.empty(size if stays else min(size, PIECE), np.uint8)
+            for start in range(0, size, PIECE):
+                piece = memory[start : start + PIECE] if stays else memory[: size - start]
+                if stream.readinto(piece.data) != len(piece):
+                    raise damaged(file, f"{stored.size} bytes", "another number")
+                digest.update(piece.data)
+                if tensor is not None and tensor.dtype == "BOOL" and piece.max() > 1:
+                    odd = odd or tensor.name
+            found.append(memory if stays else memory[:0])
+        if stream.read(1):
             raise damaged(file, f"{stored.size} bytes", "another number")
-    if (digest := hashlib.sha256(data.data).hexdigest()) != stored.sha256:
-        raise damaged(file, f"sha256 {stored.sha256}", digest)
-    return data
+    if (got := digest.hexdigest()) != stored.sha256:
+        raise damaged(file, f"sha256 {stored.sha256}", got)
+    if found[0].tobytes() != header:
+        raise damaged(file, "the header that the manifest describes", "another")
+    if odd:
+        raise damaged(file, f"0 and 1 in {odd!r}", "other bytes")
+    return found[1:]
 
 
 def _sealed(head: bytes) -> bytes:

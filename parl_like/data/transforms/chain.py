@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar
 import gymnasium as gym
 import numpy as np
 
-from parl_like.data.buffers.reading import Positions
+from parl_like.data.buffers.fields import Positions
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.values.spec import Array, specs_of
 from parl_like.values.user_calls import Guarded

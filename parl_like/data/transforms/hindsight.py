@@ -10,7 +10,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
-from parl_like.data.buffers.reading import Positions
+from parl_like.data.buffers.fields import Positions
 from parl_like.data.transforms.chain import Flat, Source, Tier, Transform, leaf_of, next_name, obs_names
 from parl_like.data.transforms.scale import check_reward
 from parl_like.values.spec import Array, specs_of

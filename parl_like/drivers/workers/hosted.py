@@ -18,6 +18,7 @@ from typing import Any, cast
 import numpy as np
 
 from parl_like.agents.agent import Agent
+from parl_like.drivers.cooperative import CooperativeDriver
 from parl_like.drivers.messages import Kind, Message
 from parl_like.drivers.workers.background_updates import BackgroundUpdates
 from parl_like.drivers.workers.handle import WorkerHandle, WorkerStatus
@@ -49,7 +50,7 @@ def _end_all() -> None:
         driver.close()
 
 
-class HostedDriver(WorkerStates):
+class HostedDriver(CooperativeDriver):
     """Agents in other processes, the tasks here. See `CooperativeDriver` for the other arguments.
 
     Args:
@@ -59,9 +60,11 @@ class HostedDriver(WorkerStates):
         link: How its workers are begun, heard and ended.
         supervisor: Who begins, hears, watches and replaces them.
         reports: Where what they say has happened is counted.
+        workers: All of them, by number.
         publisher: Which of them get new parameters.
     """
 
+    pool: AgentPool
     defaults: Callable[[], Any]
     patience = 0.0  # see `_patience_for`
 
@@ -72,6 +75,7 @@ class HostedDriver(WorkerStates):
         self.supervisor = Supervisor(self.link, self.options, lambda worker: self._recipes.make(self.pool, worker),
                                      lambda worker, why: self._lost(worker, why), self._agent_failed, sync)
         self.reports = Reports(lambda: self.pool, failed)
+        self.workers = self.supervisor.workers
         self._updates = BackgroundUpdates()
         self.updates = self.rounds.serving = self._updates.running  # queues whose task learns at this moment
         self._owner = 0  # the process that opened the link; 0: it is closed
@@ -96,23 +100,30 @@ class HostedDriver(WorkerStates):
     def make_agents(self, pool: Pool, n: int) -> list[Any]:
         """Divides agents over the workers, in blocks; they are made when the robot starts."""
         assert isinstance(pool, AgentPool)
-        self.pool: AgentPool = pool
+        self.pool = pool
         like, seeds = pool.maker.make_example(), pool.maker.new_seeds(n)
         stand_ins = [RemoteAgent(pool, index, like, self.reports.observe) for index, _ in seeds]
         agents = cast(list[Agent], stand_ins)
         options, blocks = self.options, np.array_split(np.arange(n), self.options.count(n))
-        self.supervisor.workers = [WorkerHandle(number, [agents[i] for i in block],
-                                                RestartBudget(options.max_restarts, options.period, 0.0))
-                                   for number, block in enumerate(blocks)]
+        self.workers[:] = [WorkerHandle(number, [agents[i] for i in block],
+                                        RestartBudget(options.max_restarts, options.period, 0.0))
+                           for number, block in enumerate(blocks)]
         self._recipes = Recipes(pool.tasks, dict(seeds), self.sync, options.agent_restarts)
         return agents
 
-    def _open(self) -> None:
+    def _connect(self) -> None:
+        """Open the link, begin workers where there are none, and return when every worker has said hello."""
         if not self._owner:
             self.link.open()
             self.publisher = Publisher(list(self.pool.tasks.values()), self.link.folder)
             self._owner = os.getpid()
             _open.add(self)
+        for worker in self.workers:
+            if not worker.taken:
+                self.supervisor.begin(worker)
+        while not self.stopping and not all(worker.up for worker in self.workers):
+            self._pump()
+            self.pool.lifecycle.raise_error()
 
     def need_local(self, what: str, why: str) -> None:
         raise ValueError(f"{what}: under driver={self.pool.driver_name!r} {why}")
@@ -126,22 +137,14 @@ class HostedDriver(WorkerStates):
         self.parked = []
         self._begin(agents, wrappers)
         self._updates.tasks = [wrapper.task for wrapper in wrappers]
-        self._open()
         for worker in self.workers:
             worker.rest()
             if not worker.taken:
                 worker.budget.clear()
-                self.supervisor.begin(worker)
-        self._await_hello()
+        self._connect()
         for agent in agents:
             agent.signal = None
         self._start_agents()
-
-    def _await_hello(self) -> None:
-        """Returns when every worker has said hello."""
-        while not self.stopping and not all(worker.up for worker in self.workers):
-            self._pump()
-            self.pool.lifecycle.raise_error()
 
     def _start_agents(self) -> None:
         """Starts the agents of workers that are up and have not been told."""
@@ -432,6 +435,10 @@ class HostedDriver(WorkerStates):
                 else:
                     self.supervisor.end(worker, why)
             return
+
+    @property
+    def states(self) -> WorkerStates:
+        return WorkerStates(self.supervisor, self.pool, self._connect, self._pump)
 
     def refuse_agents(self) -> None:
         """The callers that would wait for themselves are hooks and stop conditions here."""

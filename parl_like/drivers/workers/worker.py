@@ -304,7 +304,7 @@ class Worker:
     def _load(self, message: Message) -> None:
         state = unpack_state(message.arrays)
         try:
-            self.driver.load_state_dict({"agents": state["agents"],
+            self.driver.states.load_state_dict({"agents": state["agents"],
                                          **{f"buffer.{name}": buffer for name, buffer in state["buffers"].items()}})
         except AgentFailed as error:  # another worker would fail likewise
             self.report_failure(self.pool.agents[0].index, error)

@@ -2,81 +2,70 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from parl_like.drivers.cooperative import CooperativeDriver
 from parl_like.drivers.messages import pack_state
 from parl_like.drivers.workers.handle import WorkerHandle
 from parl_like.drivers.workers.supervisor import Supervisor
 from parl_like.run.agent_pool import AgentPool
-from parl_like.run.driver import same_agents
+from parl_like.run.agent_states import same_agents
 from parl_like.run.robot_state import WORKERS
 
 
-class WorkerStates(CooperativeDriver):
-    """The part of a driver with workers that asks them."""
+class WorkerStates:
+    """`States` of agents that are in workers.
 
-    pool: AgentPool
-    supervisor: Supervisor
+    Args:
+        supervisor: Sends orders, and knows the workers.
+        pool: Whose agents they are.
+        connect: Starts workers where there are none, and returns when every worker has said hello.
+        listen: Takes in what workers have sent, or waits for something.
+    """
 
-    @abstractmethod
-    def _open(self) -> None:
-        """Opens the link to the workers, where that has not been done."""
-
-    @abstractmethod
-    def _await_hello(self) -> None:
-        """Returns when every worker has said hello."""
-
-    @abstractmethod
-    def _pump(self, seconds: float = 0.5) -> None:
-        """Takes in everything that is there, or waits for something."""
-
-    @property
-    def workers(self) -> list[WorkerHandle]:
-        return self.supervisor.workers
+    def __init__(self, supervisor: Supervisor, pool: AgentPool, connect: Callable[[], None],
+                 listen: Callable[[], None]) -> None:
+        self.supervisor, self._pool, self._connect, self._listen = supervisor, pool, connect, listen
 
     def _ask(self, order: str, states: Sequence[object] | None = None) -> list[Any]:
-        """Every worker's answer to an order, while no agent runs. Workers are started where there are none."""
-        self._open()
-        for worker in self.workers:
-            if not worker.taken:
-                self.supervisor.begin(worker)
-        self._await_hello()
-        for worker in self.workers:
+        """Return every worker's answer to an order, by the workers' numbers; `states` has one part for each of them."""
+        self._connect()
+        workers = self.supervisor.workers
+        for worker in workers:
             worker.states.clear()
         asked: dict[WorkerHandle, int] = {}
-        while not all(worker.states for worker in self.workers):
-            for worker in self.workers:
+        while not all(worker.states for worker in workers):
+            for worker in workers:
                 if worker.up and asked.get(worker) != worker.incarnation:  # again, where another has taken its place meanwhile
                     asked[worker] = worker.incarnation
                     self.supervisor.order(order, [worker], None if states is None else pack_state(states[worker.number]))
-            self._pump()
-            self.pool.lifecycle.raise_error()
-        return [worker.states.popleft() for worker in self.workers]
+            self._listen()
+            self._pool.lifecycle.raise_error()
+        return [worker.states.popleft() for worker in workers]
 
     def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
         return {int(i): bytes.fromhex(d) for part in self._ask("trace") for i, d in part.items()}
 
     def state_dict(self) -> dict[str, object]:
-        """The state of every worker: 'agents', 'buffers', 'trace'."""
+        """Return the state of every worker: 'agents', 'buffers', 'trace'."""
         return {WORKERS: {str(number): state for number, state in enumerate(self._ask("state"))}}
 
-    def state_keys(self) -> set[str]:
+    def keys(self) -> set[str]:
         return {WORKERS}
 
-    def check_state(self, state: Mapping[str, Any]) -> None:
+    def check(self, state: Mapping[str, Any]) -> None:
         saved = state[WORKERS]
-        same_agents([index for part in saved.values() for index in part["agents"]], self.pool.agents)
-        if len(saved) != len(self.workers):
-            raise ValueError(f"Robot: the saved state has {len(saved)} workers, this robot {len(self.workers)}; set "
+        same_agents([index for part in saved.values() for index in part["agents"]], self._pool.agents)
+        if len(saved) != len(self.supervisor.workers):
+            raise ValueError(f"Robot: the saved state has {len(saved)} workers, this robot {len(self.supervisor.workers)}; set "
                              f"Processes(workers={len(saved)})")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        learns = {name: task.learns for name, task in self.pool.tasks.items()}
-        states = [{**state[WORKERS][str(worker.number)], "learns": learns} for worker in self.workers]
+        """Give every worker its part of a saved state that `check` has passed."""
+        learns = {name: task.learns for name, task in self._pool.tasks.items()}
+        workers = self.supervisor.workers
+        states = [{**state[WORKERS][str(worker.number)], "learns": learns} for worker in workers]
         self._ask("load", states)
-        for worker, part in zip(self.workers, states, strict=True):
+        for worker, part in zip(workers, states, strict=True):
             if worker.agents[0].env is not None:
                 worker.agents[0].env.time_steps = sum(agent.get("time_steps", 0) for agent in part["agents"].values())

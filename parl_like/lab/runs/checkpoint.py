@@ -14,7 +14,7 @@ from typing import Annotated, Any, NamedTuple
 
 import msgspec
 
-from parl_like.data.storage.archive import ArchiveError, Manifest, read_archive, read_manifest, write_archive
+from parl_like.data.storage.archive import ArchiveError, Manifest, check_archive, read_archive, read_manifest, write_archive
 from parl_like.data.storage.safe_files import clean_partial, open_folder, place_of, read_file, remove_folder, replace_file
 from parl_like.data.storage.tree_encoding import refusal
 
@@ -309,13 +309,16 @@ def _meta_of(path: Path, manifest: Manifest) -> Meta:
 
 
 def verify(root: Path) -> list[tuple[str, bool, str]]:
-    """Reads every checkpoint of a run completely: (name, whether it is good, what is wrong with it). A pointer file that names no
-    checkpoint has a row too."""
+    """Read every checkpoint of a run completely, in pieces, so that one larger than the memory is no matter.
+
+    Returns:
+        Name, whether it is good, and what is wrong with it; also of a pointer file that names no checkpoint.
+    """
     checkpoints = Checkpoints(root)
     faults = {}
     for path in [*map(checkpoints._path, checkpoints.steps()), *filter(None, [checkpoints.evaluated_best()])]:
         try:
-            _read(path, None, [])
+            _meta_of(path, check_archive(path))
             faults[path.name] = ""
         except (ArchiveError, MemoryError) as error:
             faults[path.name] = str(error) or "not enough memory"

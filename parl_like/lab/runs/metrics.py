@@ -10,6 +10,7 @@ import math
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import chain, islice
 from operator import itemgetter
@@ -163,6 +164,11 @@ class _Board:
 
 def tensorboard_missing() -> bool:
     return importlib.util.find_spec("tensorboard") is None
+
+
+def check_table(run: RunDir) -> None:
+    """Read `metrics.csv` to its end, before a run goes on with it. Raises RunError as `Table`; nothing is changed."""
+    deque(Table(run).rows(), maxlen=0)
 
 
 def truncate(run: RunDir, step: int) -> None:

@@ -1,0 +1,71 @@
+"""AgentStates: the states of agents and of what they have stored, for checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from parl_like.agents.agent import Agent
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.interfaces import AgentPort
+
+
+class States(Protocol):
+    """The states of all agents and buffers of a driver, wherever they are; asked while no agent runs."""
+
+    def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
+        """Return the digest of every agent's trace, by the agent's index; `here` is what this process has seen of them."""
+
+    def state_dict(self) -> dict[str, object]:
+        """Return the state of every agent and buffer."""
+
+    def keys(self) -> set[str]:
+        """Return the keys of `state_dict`."""
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        """Raise ValueError where a saved state is that of other agents or workers."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave; other keys may stand beside its own."""
+
+
+class AgentStates:
+    """`States` of agents of this process.
+
+    Args:
+        agents: All agents.
+        buffers: Task → what its helpers store.
+    """
+
+    def __init__(self, agents: Sequence[Agent], buffers: Mapping[str, ReplayBuffer]) -> None:
+        self.agents, self.buffers = agents, buffers
+
+    def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
+        return here
+
+    def state_dict(self) -> dict[str, object]:
+        buffers = {f"buffer.{name}": buffer.state_dict() for name, buffer in self.buffers.items()}
+        return {**buffers, "agents": {str(agent.index): agent.state_dict() for agent in self.agents}}
+
+    def keys(self) -> set[str]:
+        return {"agents", *(f"buffer.{name}" for name in self.buffers)}
+
+    def check(self, state: Mapping[str, Any]) -> None:
+        same_agents(list(state["agents"]), self.agents)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        formats = {name: helper.format for agent in self.agents for name, helper in agent.helpers.items()}
+        for name, buffer in self.buffers.items():
+            if name in formats:
+                formats[name].check_choices(state[f"buffer.{name}"])
+            buffer.load_state_dict(state[f"buffer.{name}"])
+        for agent in self.agents:
+            agent.load_state_dict(state["agents"][str(agent.index)])
+            agent.needs_seed = True
+
+
+def same_agents(there: list[str], here: Sequence[AgentPort]) -> None:
+    """Raise ValueError unless a saved state has the agents of this robot, by their indices."""
+    if set(there) != {str(agent.index) for agent in here}:
+        raise ValueError(f"Robot: the saved state has {len(there)} agents, this robot {len(here)}; set n_agents "
+                         f"(there: {', '.join(there)}; here: {', '.join(str(agent.index) for agent in here)})")
