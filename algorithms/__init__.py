@@ -15,7 +15,9 @@ from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.evolution import ARS, CEM, ES
 from parl_like.algorithms.impala import IMPALA, Stream
+from parl_like.algorithms.maddpg import MADDPG
 from parl_like.algorithms.mbpo import MBPO, EnsembleLearner
+from parl_like.algorithms.mixing import QMIX, VDN
 from parl_like.algorithms.mpo import MPO
 from parl_like.algorithms.munchausen import MDQN
 from parl_like.algorithms.natural import NPG, TRPO
@@ -34,8 +36,8 @@ from parl_like.algorithms.vmpo import VMPO
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
-    "A2C", "APPO", "ARS", "BC", "BDQ", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MBPO", "MDQN", "MPO", "NPG",
-    "OAC", "PPG", "PPO", "QRDQN", "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TQC", "TRPO", "VMPO",
-    "ActorCritic", "BootstrappedDQN", "CrossQ", "DroQ", "DynamicsLearner", "EnsembleLearner", "QLearning", "Rainbow", "Stream",
-    "WorldModel",
+    "A2C", "APPO", "ARS", "BC", "BDQ", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MADDPG", "MBPO", "MDQN", "MPO",
+    "NPG", "OAC", "PPG", "PPO", "QMIX", "QRDQN", "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TQC",
+    "TRPO", "VDN", "VMPO", "ActorCritic", "BootstrappedDQN", "CrossQ", "DroQ", "DynamicsLearner", "EnsembleLearner",
+    "QLearning", "Rainbow", "Stream", "WorldModel",
 ]  # fmt: skip

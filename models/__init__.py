@@ -31,6 +31,7 @@ from parl_like.models.mlp import MLP, MLPQ, EnsembleMLP, FlatObs, MLPActorCritic
 from parl_like.models.planner import Planner
 from parl_like.models.recurrent import RecurrentActorCritic, RecurrentQ
 from parl_like.models.tabular import QTable
+from parl_like.models.team import MLPTeamActorQ, MLPTeamMix, MLPTeamQ
 from parl_like.models.thinker_net import ThinkerNet
 
 __all__ = [
@@ -57,6 +58,9 @@ __all__ = [
     "MLPCrossQ",
     "MLPFractionQ",
     "MLPImplicitQ",
+    "MLPTeamActorQ",
+    "MLPTeamMix",
+    "MLPTeamQ",
     "MultiCategoricalHead",
     "Planner",
     "QTable",

@@ -27,8 +27,8 @@ MEMBERS = {
     CrossQ: {"critic_hidden": (8,)}, TD3: {"policy": "deterministic"}, DDPG: {"policy": "deterministic", "critics": 1},
 }
 each = pytest.mark.parametrize("algorithm", MEMBERS, ids=lambda one: one.__name__)
-SEVERAL = {"BC", "DynamicsLearner", "WorldModel"}
-"""Those that have no use for the reward, or combine several themselves."""
+SEVERAL = {"BC", "DynamicsLearner", "MADDPG", "WorldModel"}
+"""Those that have no use for the reward, or take several: MADDPG one for each player."""
 
 
 def rows(dtype, shape, n=6):

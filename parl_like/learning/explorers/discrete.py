@@ -107,19 +107,22 @@ class MultiEpsilonGreedy(EpsilonGreedy):
     Args:
         nvec: Alternatives of each choice.
         epsilon: As for `EpsilonGreedy`.
+        each: Whether each choice is random by itself, as where each is made by another player.
     """
 
     settings = ("nvec",)
     act_one = Explorer.act_one
 
-    def __init__(self, nvec: Sequence[int], epsilon: float | Schedule | Sequence[float] = 0.1) -> None:
+    def __init__(self, nvec: Sequence[int], epsilon: float | Schedule | Sequence[float] = 0.1, *, each: bool = False) -> None:
         super().__init__(epsilon)
         self.nvec = tuple(int(n) for n in nvec)
+        self.each = each
         self.noise = Spec("noise", (len(self.nvec),), np.dtype(np.float64))
 
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
-        explore, choices = rng.random(n), rng.random((n, len(self.nvec)))
-        return np.where((explore < self.rates(step, n))[:, None], choices, GREEDY)
+        explore, choices = rng.random((n, len(self.nvec) if self.each else 1)), rng.random((n, len(self.nvec)))
+        rates = np.broadcast_to(self.rates(step, n), n)
+        return np.where(explore < rates[:, None], choices, GREEDY)
 
     def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
         cuts = np.cumsum(self.nvec)[:-1]
