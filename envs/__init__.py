@@ -1,6 +1,6 @@
 """Environments: `make_env` and `make_vector_env` build most. Importing any of them makes gymnasium know `Sokoban-v0`,
-`Sokoban-test-v0`, `Sokoban-medium-v0`, `Sokoban-hard-v0`, `Recall-v0`, `DeepSea-v0`, `BitFlip-v0`, and `Atari-v0` and
-`MinAtar-v0` with the option `game`."""
+`Sokoban-test-v0`, `Sokoban-medium-v0`, `Sokoban-hard-v0`, `Recall-v0`, `DeepSea-v0`, `BitFlip-v0`, `TwoStep-v0`, and
+`Atari-v0` and `MinAtar-v0` with the option `game`."""
 
 if __name__ != "parl_like.envs":
     raise ImportError(f"this folder is the package parl_like.envs; it was imported as {__name__!r}")
@@ -25,6 +25,7 @@ gymnasium.register("Recall-v0", "parl_like.envs.recall:Recall")
 gymnasium.register("MinAtar-v0", "parl_like.envs.minatar:MinAtar", kwargs={"game": "breakout"})
 gymnasium.register("DeepSea-v0", "parl_like.envs.deep_sea:DeepSea")
 gymnasium.register("BitFlip-v0", "parl_like.envs.bit_flip:BitFlip")
+gymnasium.register("TwoStep-v0", "parl_like.envs.two_step:two_step")
 gymnasium.register("Atari-v0", "parl_like.envs.atari:Atari", kwargs={"game": "breakout"})
 
 

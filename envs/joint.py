@@ -21,7 +21,8 @@ class Joint(gym.Env[Any, Any]):
     `state_space`. `mask` [Σ actions] int8, 1 for legal, player after player, where an observation has a mask. `alive` [n] int8,
     with `alive=True`, who acts next.
 
-    Action: MultiDiscrete, one choice of each player, or Box [n, d]. What is chosen for a player who is gone is ignored. Its
+    Action: MultiDiscrete, one choice of each player, or Box [n, …]. Where Boxes of one axis differ in length, it is [n, d] with
+    the longest, and what is beyond a player's own is ignored. What is chosen for a player who is gone is ignored. Its
     observation is zeros, its reward 0, and of its mask the first action alone is 1, so that something is legal.
 
     Reward: of all players together. Info: `rewards` [n] float64; `alive` [n] int8, who acted in this step (of a reset: who will);
@@ -39,7 +40,8 @@ class Joint(gym.Env[Any, Any]):
         players: Names, all that may ever be there. n: how many.
 
     Raises:
-        TypeError: it is no parallel environment, or has actions that are neither all Discrete nor Boxes of one shape.
+        TypeError: it is no parallel environment, or has actions that are neither all Discrete, nor Boxes of one shape or one
+            axis.
         ValueError: there is no such `reward`.
     """
 
@@ -57,6 +59,7 @@ class Joint(gym.Env[Any, Any]):
         self._views = [PlayerView(env, player) for player in self.players]
         self._alike = isinstance(self._views[0].bare, gym.spaces.Box) and all(v.bare == self._views[0].bare for v in self._views)
         self._tells = alive
+        self._lengths: list[int] = []  # of the players' actions, where they differ
         spaces: dict[str, gym.Space[Any]] = {"obs": self._stacked()}
         if isinstance(state_space := getattr(env, "state_space", None), gym.spaces.Box):
             spaces["state"] = state_space
@@ -84,11 +87,19 @@ class Joint(gym.Env[Any, Any]):
         if all(isinstance(space, gym.spaces.Discrete) for space in spaces):
             return gym.spaces.MultiDiscrete([int(s.n) for s in spaces], start=[int(s.start) for s in spaces])
         first = spaces[0]
-        if isinstance(first, gym.spaces.Box) and all(isinstance(s, gym.spaces.Box) and s.shape == first.shape for s in spaces):
-            return gym.spaces.Box(np.stack([s.low for s in spaces]), np.stack([s.high for s in spaces]), (self.n, *first.shape),
-                                  first.dtype)
+        if all(isinstance(space, gym.spaces.Box) for space in spaces):
+            if all(space.shape == first.shape for space in spaces):
+                return gym.spaces.Box(np.stack([s.low for s in spaces]), np.stack([s.high for s in spaces]),
+                                      (self.n, *first.shape), first.dtype)
+            if all(len(space.shape) == 1 for space in spaces):
+                self._lengths = [space.shape[0] for space in spaces]
+                low, high = (np.zeros((self.n, max(self._lengths)), first.dtype) for _ in range(2))
+                high += 1
+                for row, space in enumerate(spaces):
+                    low[row, : space.shape[0]], high[row, : space.shape[0]] = space.low, space.high
+                return gym.spaces.Box(low, high, low.shape, first.dtype)
         raise TypeError(f"Joint: the players' actions are {', '.join(map(str, spaces))}; expected all Discrete, or Boxes of one "
-                        "shape")
+                        "shape or of one axis")
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
@@ -101,7 +112,9 @@ class Joint(gym.Env[Any, Any]):
         if not acting:
             raise gym.error.ResetNeeded("Joint: step() without an open episode; call reset() first")
         alive = self._alive()
-        acts = {p: int(act) if np.ndim(act) == 0 else act for p, act in zip(self.players, action, strict=True) if p in acting}
+        lengths: list[Any] = self._lengths or [None] * self.n
+        acts = {player: int(act) if np.ndim(act) == 0 else act[:length]
+                for player, act, length in zip(self.players, action, lengths, strict=True) if player in acting}
         obs, rewards, terminations, truncations, infos = self.env.step(acts)
         self._ended |= np.array([bool(terminations.get(player, False)) for player in self.players])
         given = np.array([rewards.get(player, 0.0) for player in self.players], np.float64)

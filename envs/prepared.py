@@ -6,18 +6,20 @@ Options are those of the environment named here, and of `gymnasium.make`. Who wa
 
 from __future__ import annotations
 
+import pkgutil
 import re
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import gymnasium as gym
 import numpy as np
 
 import parl_like.envs  # noqa: F401  it registers Atari-v0 and MinAtar-v0
 from parl_like.envs.atari import named_by, with_game
+from parl_like.envs.joint import Joint
 from parl_like.envs.make import adapt
 from parl_like.values.env_ids import package_of
-from parl_like.values.errors import nearest
+from parl_like.values.errors import nearest, unknown
 
 DQN = {"size": 84, "grey": True, "clip_reward": 1.0}
 """Options of `Atari` that are not as Thinker has them but as Mnih et al. 2015 do: 4 frames [84, 84] in one observation."""
@@ -93,3 +95,16 @@ def bsuite(id: str, *, max_episode_steps: int = -1, disable_env_checker: bool = 
         way = f"did you mean {near!r}?" if near else "bsuite.sweep.SETTINGS names all"
         raise gym.error.NameNotFound(f"bsuite: no experiment {name!r}; {way}")
     return adapt(package.load_from_id(name))
+
+
+def mpe2(id: str, *, reward: Literal["sum", "mean", "each"] = "mean", disable_env_checker: bool = True, **options: Any) -> Joint:
+    """An environment of mpe2, "mpe2/simple_spread_v3", with all its players as one (`parl_like.envs.joint.Joint`).
+
+    Raises:
+        gymnasium.error.NameNotFound: mpe2 has no such environment.
+    """
+    name, package = id.removeprefix("mpe2/"), import_module("mpe2")
+    names = [module.name for module in pkgutil.iter_modules(package.__path__) if module.name.startswith("simple")]
+    if name not in names:
+        raise gym.error.NameNotFound(f"mpe2: {unknown('environment', name, names)}")
+    return Joint(import_module(f"mpe2.{name}").parallel_env(**options), reward=reward)

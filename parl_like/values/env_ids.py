@@ -46,6 +46,7 @@ PACKAGES = (
     Package(r"(MiniGrid|BabyAI)-[\w.-]+", "minigrid", "'parl_like[minigrid]'", "minigrid"),
     Package(r"MinAtar/(Asterix|Breakout|Freeway|Seaquest|SpaceInvaders)-v[01]", "minatar", "--no-deps minatar", "minatar"),
     Package(r"bsuite/\w+/\d+", "bsuite", "bsuite", "bsuite"),
+    Package(r"mpe2/simple\w*_v\d+", "mpe2", "'parl_like[mpe]'", "mpe2"),
     Package(r"(Ant|HalfCheetah|Hopper|Humanoid|HumanoidStandup|Inverted(Double)?Pendulum|Pusher|Reacher|Swimmer|Walker2d)-v[45]",
             "mujoco", "'parl_like[mujoco]'"),
     Package(r"(LunarLander|LunarLanderContinuous|BipedalWalker|BipedalWalkerHardcore|CarRacing)-v\d", "Box2D",
