@@ -100,4 +100,4 @@ class ActingAgents:
     def note(self, agent: ActingAgent) -> None:
         """Note that an agent waits: updates see it as it is now, until it says more itself, between its steps. In the middle of
         one the step may have been counted and the row not, or the row and not the update."""
-        agent.last_progress = agent.count_progress() if self._rounds.sync else None
+        agent.last_progress = agent.count_progress() if agent.learns and self._rounds.sync else None

@@ -12,6 +12,7 @@ import torch
 
 from parl_like.drivers.acting_agents import OPEN, SERVED
 from parl_like.drivers.waiting import has_ended, locked, release
+from parl_like.tasks.rounds import Serve
 from parl_like.tasks.tickets import INFINITE
 from parl_like.values.errors import TaskFailed
 
@@ -34,24 +35,19 @@ class Server:
     Attributes:
         bell: What its thread sleeps on.
         asleep: The thread sleeps until the bell, so the first request of a batch must ring; else it wakes by the clock.
-        busy: A batch is being computed, by the thread or by an agent.
+        given: The oldest batch is the thread's to serve, which has not begun. (An agent may serve it instead.)
     """
 
-    __slots__ = ("asleep", "bell", "busy", "queue", "thread", "training")
+    __slots__ = ("asleep", "bell", "given", "queue", "thread", "training")
 
     def __init__(self, queue: RequestQueue, serve_forever: Callable[[Server], None]) -> None:
         self.queue, self.training = queue, queue.kind == "learn"
-        self.bell = locked()
-        self.asleep = self.busy = False
+        self.bell, self.asleep, self.given = locked(), False, False
         self.thread = threading.Thread(target=serve_forever, args=(self,), name=f"{queue.task.name} {queue.kind}", daemon=True)
 
-
-class InService:
-    """The queues of which a batch is being computed, for `parl_like.tasks.rounds`."""
-
-    def __contains__(self, queue: object) -> bool:
-        server: Server | None = getattr(queue, "server", None)
-        return server is not None and server.busy
+    def has_clock(self) -> bool:
+        """Return whether the clock may close the oldest batch."""
+        return self.queue.rows > 0 and self.queue.closing.patience is not None
 
 
 class Serving:
@@ -65,16 +61,18 @@ class Serving:
     """
 
     def __init__(self, lock: threading.Lock, state: RoundState, acting: ActingAgents, callers: dict[int, Agent],
-                 look: Callable[[], None], failed: Callable[[object, BaseException], None]) -> None:
+                 look: Callable[[], object], failed: Callable[[object, BaseException], None]) -> None:
         self._lock, self._round, self._acting, self._callers = lock, state, acting, callers
         self._look, self._failed = look, failed
         self._servers: list[Server] = []
-        self._trainings: list[Server] = []  # those of them that train
+        self._until = INFINITE  # when the clock may close a batch
+        self._busy: set[RequestQueue] = set()  # of which a batch is given out, and not answered
+        state.rounds.serving = self._busy
 
     def begin(self, queues: Sequence[RequestQueue], sync: bool) -> None:
         """A run begins; the threads are not started yet."""
         self._servers = [Server(queue, self._serve_forever) for queue in queues]
-        self._trainings = [server for server in self._servers if server.training]
+        self._busy.clear()
         for server in self._servers:
             server.queue.server = server
             server.queue.begin(sync, PATIENCE_S)
@@ -84,30 +82,48 @@ class Serving:
 
     # ------------------------------------------------------------------------------------------------- what waits, what is due
 
-    def _due(self, server: Server) -> float:
-        """Seconds until the queue's oldest batch closes (`RequestQueue.due`). The caller holds the lock."""
-        queue, state = server.queue, self._round
-        if not queue.rows or server.busy or (state.stopping and not (state.closing and server.training)):
-            return INFINITE
-        return state.rounds.due(queue, perf_counter())
+    def give_out(self, mine: Server | None = None) -> bool:
+        """Give out what is to be served now, batch by batch as the scheduler names them. The caller holds the lock.
 
-    def ring(self) -> None:
-        """Wakes the threads whose batch is closed, or will be by the clock. The caller holds the lock."""
-        for server in self._servers:
-            left = self._due(server)
-            if left <= 0 or (left < INFINITE and server.asleep):
+        Args:
+            mine: The server of a queue that the caller would serve itself.
+
+        Returns:
+            Whether its batch is the caller's to serve; the others are given to the threads of their queues.
+        """
+        now, state, is_mine = perf_counter(), self._round, False
+        while isinstance(step := state.next(now), Serve):
+            server: Server = step.queue.server
+            self._busy.add(step.queue)
+            state.rounds.served(step.queue)
+            if server is not mine:
+                server.given = True
                 release(server.bell)
+                continue
+            is_mine = True
+            for other in self._servers:
+                if other.queue.rows and other is not server:
+                    break
+            else:  # hot: to ask once more would cost an agent that is alone 5 % of a request
+                self._until = INFINITE
+                return True
+        self._until = step.until
+        if step.until < INFINITE:
+            for server in self._servers:
+                if server.asleep and server.has_clock():
+                    release(server.bell)
+        return is_mine
 
     def is_idle(self) -> bool:
         """Return whether no request is open. The caller holds the lock."""
-        return not any(server.busy or server.queue.rows for server in self._servers)
+        return not self._busy and not any(server.queue.rows for server in self._servers)
 
     def is_busy(self, trainings: bool = False) -> bool:
-        """Return whether agents act, or anything is served; or only whether a training is, or will be."""
+        """Return whether agents act, or anything is served; or only whether a training is."""
         with self._lock:
             if trainings:
-                return any(server.busy or self._due(server) <= 0 for server in self._trainings)
-            return self._round.rounds.acting > 0 or any(server.busy for server in self._servers)
+                return any(queue.kind == "learn" for queue in self._busy)
+            return self._round.rounds.acting > 0 or bool(self._busy)
 
     def waiting_agents(self) -> Iterable[ActingAgent]:
         """Yield the agents that wait for what is not served yet. The caller holds the lock."""
@@ -124,26 +140,27 @@ class Serving:
             with self._lock:
                 if queue.server is not server:
                     return
-                left = self._due(server)
-                if left <= 0:
-                    server.busy = True
-                elif left == INFINITE and queue.closing.patience and served != queue.counters.batches:
+                if not server.given:
+                    self._look()
+                mine, server.given = server.given, False
+                left = max(self._until - perf_counter(), 0.0) if server.has_clock() else INFINITE
+                if left == INFINITE and queue.closing.patience and served != queue.counters.batches:
                     # Batches come: a look every so often, as long as the next batch may wait costs less than a bell for each.
                     left = min(queue.closing.patience, PATIENCE_S)
-                server.asleep = left == INFINITE
+                server.asleep = left == INFINITE and not mine
                 served = queue.counters.batches
-            if left <= 0:
+            if mine:
                 try:
                     self.serve(server)
                 except BaseException:  # noqa: BLE001  `serve` has reported it, and answered everybody
                     return
             else:
-                # Ended by `ring`, by a request that opens a batch, by `end`, or by the clock.
+                # Ended by `give_out`, by a request that opens a batch, by `end`, or by the clock.
                 server.bell.acquire(timeout=-1 if left == INFINITE else left)
 
     def serve(self, server: Server, own: Ticket | None = None) -> None:
-        """Serves the oldest batch, in the server's thread or in that of the agent with the ticket `own`; the caller has set
-        `busy`."""
+        """Serves the oldest batch, in the server's thread or in that of the agent with the ticket `own`, after `give_out`
+        has named it."""
         queue, me = server.queue, threading.get_ident()
         tickets: list[Ticket] = []
         caller = self._callers.pop(me, None)
@@ -154,13 +171,11 @@ class Serving:
             if server.training and tickets and tickets[0].error is not None and queue.task.on_error == "stop":
                 self._failed(tickets[0].agent, tickets[0].error)
             with self._lock:
-                server.busy = False
+                self._busy.discard(queue)
                 if server.training and self._round.hold(tickets):
                     tickets = []
-                    if not any(other.busy or other.queue.rows for other in self._trainings):
-                        self._round.end()
                 first = self._acting.count_in(tickets, own)
-                if queue.rows or self._round.rounds.acting <= 0:
+                if queue.rows or server.training or self._round.rounds.acting <= 0:
                     self._look()
         except BaseException as error:
             self._break(server, tickets, error)
@@ -177,7 +192,7 @@ class Serving:
             ticket.error = TaskFailed(f"{ticket.agent}, task {queue.task.name!r}: {message}")
         failed += queue.fail_all(message, TaskFailed)
         with self._lock:
-            server.busy = False
+            self._busy.discard(queue)
             self._acting.fail(failed)
         self._failed("nobody", TaskFailed(f"task {queue.task.name!r}: {message}"))
 
@@ -208,4 +223,4 @@ class Serving:
 
     def busy_names(self) -> list[str]:
         """Return the names of the threads whose queue is being served. The caller holds the lock."""
-        return [server.thread.name for server in self._servers if server.busy]
+        return [server.thread.name for server in self._servers if server.queue in self._busy]

@@ -1,9 +1,9 @@
 """The threads driver: a thread per agent, two per wrapper (prediction, training), for environments that wait or release the GIL.
 
 One lock guards all queues and counts. Every wait says above it what ends it; a stop answers every open request, so no wait
-outlives the run. `parl_like.tasks.rounds` says when a batch closes and when a round begins, from who acts and who waits; whoever
-changes that calls `_look`, which wakes the threads that have something to do. `RoundState` knows where a run stands between
-unroll and round, `ActingAgents` who acts and who wakes whom, and `Serving` has the wrappers' threads.
+outlives the run. `parl_like.tasks.rounds` says what is served next, from who acts and who waits; whoever changes that calls
+`_look`, which asks, and gives each batch to the thread of its queue. `RoundState` knows where a run stands between unroll and
+round, `ActingAgents` who acts and who wakes whom, and `Serving` has the wrappers' threads.
 
 The agent whose request completes a prediction batch serves it in its own thread: it would wait anyway, and two switches of
 threads per batch are saved. A wrapper's prediction thread serves what the clock closes, and what waits behind `max_rows`.
@@ -23,7 +23,7 @@ import torch
 from parl_like.drivers.acting_agents import OPEN, READ, SERVED, WAITED, ActingAgents
 from parl_like.drivers.agent_threads import Beside
 from parl_like.drivers.round_state import RoundPhase, RoundState
-from parl_like.drivers.serving import InService, Serving
+from parl_like.drivers.serving import Server, Serving
 from parl_like.drivers.waiting import has_ended, locked, release
 from parl_like.process.child import shielded
 from parl_like.run.driver import CALLED_BY_AGENT, Driver, foreign
@@ -66,7 +66,6 @@ class ThreadsDriver(Driver):
         self._gates: dict[int, threading.Lock] = {}  # what parked agents sleep on
         self._threads: list[tuple[Agent, threading.Thread]] = []
         self.rounds = Rounds()
-        self.rounds.serving = InService()
         self._round = RoundState(self.rounds)
         self._acting = ActingAgents(self.rounds, self.lock)
         self._serving = Serving(self.lock, self._round, self._acting, self._callers, self._look, self._failed)
@@ -102,21 +101,17 @@ class ThreadsDriver(Driver):
             if wait and server is not None:
                 ticket.state = WAITED
                 self.rounds.acting = acting = self.rounds.acting - 1
-                if not server.training:
-                    self._acting.note(ticket.agent)
                 if server.training:
                     state.ask()
                     self.rounds.waits(ticket.agent)
                     self._look()
-                elif acting <= 0 or queue.rows >= queue.closing.enough:
-                    if not (server.busy or state.stopping):  # whoever is at it looks again afterwards
-                        mine = server.busy = True
-                    if acting <= 0:
-                        self._look()
-                elif server.asleep:
-                    release(server.bell)
-                if state.asked and acting > 0 and not server.training:
-                    self._look()  # its steps may have been what an update waited for
+                else:
+                    self._acting.note(ticket.agent)
+                    # Where an update waits, it may have waited for this agent's steps.
+                    if acting <= 0 or queue.rows >= queue.closing.enough or state.asked:
+                        mine = self._look(server)
+                    elif server.asleep:
+                        release(server.bell)
             elif server is not None:
                 if server.training:
                     state.ask()
@@ -205,12 +200,13 @@ class ThreadsDriver(Driver):
             release(self._round.news)
         self._gates[id(agent)].acquire()  # ended by `resume` or `halt`
 
-    def _look(self) -> None:
-        """Wakes whoever has something to do, after what may have closed or opened a batch. The caller holds the lock."""
-        self._round.begin()
-        self._serving.ring()
+    def _look(self, mine: Server | None = None) -> bool:
+        """Wakes whoever has something to do, after what may have closed or opened a batch. The caller holds the lock, and serves
+        the queue of `mine` where this returns True."""
+        is_mine = self._serving.give_out(mine)
         if self._idle() or (self._round.stopping and self.rounds.acting <= 0):
             release(self._round.news)
+        return is_mine
 
     def _idle(self) -> bool:
         """Nothing can happen any more without the robot: every agent is parked or has ended, and no request is open."""

@@ -18,9 +18,11 @@ tasks. Rows count once more each time another queue is served first, so no queue
 **Sync mode.** Agents act (the *unroll*), then the tasks learn (the *round*), by turns, so parameters stay the same in an unroll.
 The round begins when no learning agent is left that an update waits for. Predictions that are due then stay behind it. In the
 round every waiting update is served, task by task, those that come meanwhile, too. Who was answered acts only when all are
-served. The round ends an iteration of the run. Drivers whose queues have a thread each may answer agents that do not learn
-within a round. An update that its own rule closes before (`min_rows`, `max_wait`) is served in the unroll, and ends the
-iteration, too.
+served. The round ends an iteration of the run. An update that its own rule closes before (`min_rows`, `max_wait`) is served in
+the unroll, and ends the iteration, too.
+
+**Several at once.** Drivers with threads serve several queues at the same time, each by one thread (`serving`). They ask again
+at once after each batch that they give out. A round is done when its last update is served, not given out.
 
 **Whom an update waits for.** For learning agents that act: that run, rest, or wait for a prediction. It does not wait for those
 that wait for updates, are parked or have ended, and never for agents that do not learn. Of those that act it waits for two kinds.
@@ -79,6 +81,8 @@ class Wait(NamedTuple):
 
 
 ROUND_DONE = RoundDone()
+NOTHING = Wait(INFINITE)
+"""Only an event changes anything."""
 
 
 def waits_for(steps: int, scheduled: bool, progress: LearnerProgress) -> bool:
@@ -99,9 +103,10 @@ class Rounds:
         queues: Of all tasks in their order, predictions and updates by turns.
         updates: Those queues of them that hold updates.
         learners: Learning agents that act: that run, rest, or wait for predictions. Updates may wait for them.
-        acting: How many run now, so that a request may come. A driver that asks only when nobody runs leaves it 0.
+        acting: How many run now, so that a request may come. Drivers that ask only when nobody runs leave it 0.
         resting: Whether somebody rests.
         in_round: A round has begun and is not over.
+        holding: A round is over, and a driver keeps its replies until the next unroll: no update is served before that.
         serving: Queues of which a batch is being served at this moment.
     """
 
@@ -122,7 +127,7 @@ class Rounds:
         self._any_learns = any_learns
         self.learners: set[Learner] = set(learners)
         self.acting = 0
-        self.resting = self.in_round = False
+        self.resting = self.in_round = self.holding = False
         self._serve = {queue: Serve(queue) for queue in self.queues}  # made once: a named tuple costs as much as the choice
         self._due: list[RequestQueue] = []  # what could have been served when `next` was asked last
 
@@ -141,7 +146,7 @@ class Rounds:
     """The agent will ask nothing, until it runs again."""
 
     def served(self, queue: RequestQueue) -> None:
-        """A batch of this queue was served, after `next` said so."""
+        """A batch of this queue was served, or given to a thread that serves it, after `next` said so."""
         if len(self._due) > 1 and not (self.in_round and queue.kind == "learn"):
             self._passed(queue)
 
@@ -161,13 +166,16 @@ class Rounds:
             for queue in self.updates:
                 if queue.batches and queue not in self.serving:
                     return Serve(queue)
+            if self.sync and any(queue in self.serving for queue in self.updates):
+                return NOTHING
             self.in_round = False
             return ROUND_DONE
         until, asked, due = INFINITE, False, []
-        for queue in self.queues:
+        for queue in self._predictions if self.holding else self.queues:
             if queue.rows:
-                asked = asked or queue.kind == "learn"
-                left = self.due(queue, now)
+                if queue.kind == "learn":
+                    asked = True
+                left = self._due_in(queue, now)
                 if left <= 0:
                     due.append(queue)
                 elif left < until:
@@ -179,7 +187,7 @@ class Rounds:
                 return self._serve[best]
             if len(due) > 1:
                 self._passed(best)  # the round takes its turn
-        elif not asked or self.acting or (self.resting and (not self.sync or self.update_waits())):
+        elif not asked or ((self.acting or self.resting or self._predicting()) and (not self.sync or self.update_waits())):
             return Wait(now + until)
         for queue in self.updates:
             if queue.batches and queue not in self.serving:
@@ -189,7 +197,9 @@ class Rounds:
 
     def at_stop(self, now: float) -> Serve | None:
         """Return what is still served after a request to stop: an update, as long as nothing else would come before it; None:
-        nothing, all that waits does so until the run goes on."""
+        nothing, all that waits does so until the run goes on. In async mode, which promises no order, any update that is due."""
+        if not self.sync:
+            return next((Serve(queue) for queue in self.updates if queue.rows and self._due_in(queue, now) <= 0), None)
         step = self.next(now)
         return step if isinstance(step, Serve) and step.queue.kind == "learn" else None
 
@@ -198,25 +208,28 @@ class Rounds:
         driver ends them, after so many batches or seconds."""
         return self.sync and any(agent.learns and agent not in parked for agent in agents)
 
-    def due(self, queue: RequestQueue, now: float) -> float:
+    def _due_in(self, queue: RequestQueue, now: float) -> float:
         """Return the seconds until the queue's oldest batch closes (`RequestQueue.due`); infinity while one is being served."""
         if queue in self.serving:
             return INFINITE
-        return queue.due(now, queue.rows < queue.closing.enough and self._can_still_come(queue))
+        could_come = self.acting > 0 if queue.kind == "predict" else self._update_can_still_come()
+        return queue.due(now, True) if could_come and queue.rows < queue.closing.enough else 0.0
 
-    def _can_still_come(self, queue: RequestQueue) -> bool:
-        """Return whether somebody is left whose request could join, and is to be waited for."""
-        if queue.kind == "predict":
-            return self.acting > 0
+    def _update_can_still_come(self) -> bool:
+        """Return whether somebody is left whose update could join, and is to be waited for."""
         if self.sync:
             return not self.in_round
         if self._any_learns:
             return any(agent.learns for agent in self.learners)
         return self.acting > 0 or any(other.rows or other in self.serving for other in self._predictions)
 
+    def _predicting(self) -> bool:
+        """Return whether a prediction is being served: its agents will act again."""
+        return any(queue in self.serving for queue in self._predictions)
+
     def update_waits(self) -> bool:
         """Return whether an update waits for anybody, or none is there; else a round may begin."""
-        updates = self.open_updates()
+        updates = self._open_updates()
         if not updates:
             return True
         # What waits for an agent is the update that is furthest, or any that a schedule asked for: one question for all of them.
@@ -226,12 +239,6 @@ class Rounds:
                 return True
         return False
 
-    def begin_round(self) -> bool:
-        """Begin a round where updates are there and wait for nobody; return whether it has begun. For drivers that serve every
-        queue in a thread of its own, and so ask `due` instead of `next`."""
-        self.in_round = self.in_round or not self.update_waits()
-        return self.in_round
-
-    def open_updates(self) -> list[Ticket]:
+    def _open_updates(self) -> list[Ticket]:
         """Return the updates that wait."""
         return [ticket for queue in self.updates for batch in queue.batches for ticket in batch.tickets]

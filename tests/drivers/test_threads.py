@@ -284,6 +284,27 @@ def test_stop_while_learners_wait_for_the_last_one():
     assert (ledger.replies, ledger.stopped) == (0, 3)
 
 
+def test_a_stop_while_the_last_update_of_a_round_is_served_ends_the_round():
+    """In the next run an update waits for the others again."""
+    task = echo_task(helper=Learner)
+
+    def stop_at(rows):
+        if task.learns in (0, 3):
+            robot.request_stop()
+
+    def program(agent):
+        comm = agent.helpers["echo"].comm
+        for i in range(6):
+            comm.predict(row(agent, i))
+            assert comm.learn(update(agent, 2))["size"] == 4
+
+    task.algorithm.during = stop_at
+    with robot_of(program, 2, task) as robot:
+        for learned in (1, 4, 6):
+            robot.run()
+            assert (task.learns, robot.pool.driver.rounds.in_round) == (learned, False)
+
+
 class Line(gym.Env):
     """Steps on a line, 10 to an episode. `stuck`, if set, is waited for in step number `at`."""
 

@@ -312,6 +312,62 @@ def test_nothing_of_a_queue_is_served_twice_at_once():
     assert world.next() == NOTHING
 
 
+def test_a_round_is_done_when_its_last_update_is_served_not_given_out():
+    world = World("ab")
+    world.learn("ab")
+    training = world.wrappers["t"].trainings
+    assert world.next() == "learn t"
+    training.take()
+    world.rounds.serving = {training}
+    assert world.next() == NOTHING and world.rounds.in_round
+    world.rounds.serving = ()
+    assert world.next() is ROUND_DONE and not world.rounds.in_round
+
+
+def test_a_round_begins_while_those_run_that_it_does_not_wait_for():
+    world = World("ab", "n")
+    world.ask("n")
+    world.learn("a")
+    assert world.next() == NOTHING  # b has taken fewer steps, and n waits for b
+    world.players["b"].steps = 1
+    assert world.next() == "learn t"
+    assert world.rounds.acting == 1
+
+
+@pytest.mark.parametrize("sync", [True, False])
+def test_an_update_waits_for_an_agent_whose_prediction_is_being_served(sync):
+    world = World("ab", sync=sync, t=BatchRule(min_rows=5))
+    world.ask("b")
+    predictions = world.wrappers["t"].predictions
+    world.learn("a")
+    world.due("b")
+    assert world.next() == "predict t"
+    predictions.take()
+    world.rounds.serving = {predictions}
+    assert world.next() == NOTHING
+
+
+def test_while_the_replies_of_a_round_are_held_predictions_alone_are_served():
+    world = World("ab", "n")
+    world.learn("ab")
+    assert [world.serve(), world.serve()] == [("learn t", "ab"), ROUND_DONE]
+    world.rounds.holding = True
+    world.park("a")
+    world.learn("b")
+    assert world.next() == NOTHING
+    world.ask("n")
+    assert world.serve() == ("predict t", "n")
+    world.rounds.holding = False
+    assert world.next() == "learn t"
+
+
+def test_at_a_stop_async_updates_are_served_whatever_predictions_wait():
+    world = World("abc", sync=False)
+    world.ask("bc")
+    world.learn("a")
+    assert stopped(world) == [("learn t", "a")]
+
+
 def test_a_run_that_begins_anew_is_in_no_round():
     world = World("ab")
     world.learn("ab")
@@ -480,7 +536,7 @@ class Twin:
             return first
         running = any(player.state == "runs" for player in world.players.values())
         resting = any(player.state == "rests" for player in world.players.values())
-        if first is None and (running or (resting and not begins)):
+        if first is None and (running or resting) and not begins:
             return "wait"
         if not updates:
             return "wait"
@@ -519,8 +575,6 @@ def test_random_events_give_what_the_slow_twin_says(sync, seed):
                 player.due = rng.random() < 0.3 and player.learns
             elif player.state == "parked" and rng.random() < 0.3:
                 world.resume(player.name)
-        if sync and any(player.state == "runs" for player in world.players.values()) and not world.rounds.in_round:
-            continue  # asked when nobody runs
         said, expected = world.rounds.next(world.now), twin.next()
         if isinstance(said, Serve):
             assert said.queue is expected
