@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
 
+    from parl_like.values.agent_orders import AgentSignal, Quota
     from parl_like.values.spec import Array, Spec
 
 Mode = Literal["collect", "update", "test"]
@@ -244,14 +245,17 @@ class HelperPort(Protocol):
     def episode_seed(self) -> int | None:
         """Return the seed with which the next episode begins; None: this helper does not say."""
 
+    def forgo_policy(self) -> None:
+        """Send no log-probabilities from here on."""
+
 
 class AgentPort(Protocol):
     """An agent, as hooks and the run know it wherever it is.
 
     Attributes:
         agent_pool: The agents that it belongs to. robot: Whose pool that is, as users know it.
-        signal: What it shall do before its next step: 'stop', 'interrupt', 'park'; None: go on.
-        quota_steps, quota_episodes: How many it still takes before it parks; None: no bound.
+        signal: What it shall do before its next step; None: go on. Of an agent in a worker it says nothing.
+        quota: How many steps and episodes it still takes before it parks.
         needs: Task name → rows that it has claimed of it.
     """
 
@@ -263,10 +267,15 @@ class AgentPort(Protocol):
     vector: bool
     learns: bool
     needs_seed: bool
-    signal: str | None
-    quota_steps: int | None
-    quota_episodes: int | None
+    signal: AgentSignal | None
+    quota: Quota
     needs: dict[str, int]
+
+    def tell(self, signal: AgentSignal) -> None:
+        """Give the agent a signal; a stronger one that it has already stays."""
+
+    def go_on(self) -> None:
+        """Take back the agent's signal."""
 
     @property
     def helpers(self) -> Mapping[str, HelperPort]: ...
@@ -283,9 +292,9 @@ class ActingAgent(AgentPort, Protocol):
     last_progress: LearnerProgress | None
     rng: np.random.Generator
     on_bad_value: Literal["raise", "drop", "replace"]
-    fault: Any
+    faults: Any
     process_changes: set[str]
-    owners: dict[str, Any]
+    claims: Any
 
     def obey(self) -> None:
         """End the running episode, or wait, as the signal says."""

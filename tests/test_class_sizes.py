@@ -11,7 +11,6 @@ ATTRIBUTES, METHODS = 20, 30
 
 MORE_ATTRIBUTES: dict[str, str] = {
     "ThinkerNet": "to be divided", "Atari": "to be divided", "AugmentedEnv": "to be divided",
-    "Agent": "to be divided",
 }
 MORE_METHODS = {
     "Batch": "it does what a dict and an array do", "ReplayBuffer": "all that is asked of rows", "Robot": "what users call",

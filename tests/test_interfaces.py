@@ -6,6 +6,11 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+from agent_fakes import Recorder, robot_of
+
+from parl_like import Agent, AgentHelper, VectorAgent
+
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(path for top in ("parl_like", "robots", "algorithms", "models", "envs") for path in (ROOT / top).rglob("*.py"))
 ALLOWED = ROOT / "tests" / "data" / "private_names_of_others.json"
@@ -91,3 +96,15 @@ def test_private_names_are_found():
     source = ("import torch\ndef f(pool, other):\n    torch._foreach_add(1)\n    pool._halt()\n    other._mine\n"
               "class A:\n    def __init__(self):\n        self._mine = super()._theirs\n        self._seen.pool._deep\n")
     assert list(private_names_of_others(ast.parse(source))) == [(4, "pool._halt"), (9, "self._seen.pool._deep")]
+
+
+@pytest.mark.parametrize("kind", [Agent, VectorAgent, AgentHelper])
+def test_objects_of_the_core_have_few_attributes(kind):
+    """All that one has once it is made, also what other files set."""
+    with robot_of(Recorder(), AgentHelper, agent=kind if issubclass(kind, Agent) else Agent) as robot:
+        made = robot.agents[0] if issubclass(kind, Agent) else robot.agents[0].helpers["RL"]
+        assert len(vars(made)) <= 20, sorted(vars(made))
+
+
+def test_a_helper_fits_on_a_few_screens():
+    assert len((ROOT / "parl_like" / "agents" / "helper.py").read_text(encoding="utf-8").splitlines()) <= 250

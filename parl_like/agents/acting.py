@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from parl_like.agents.helper_context import HelperContext
+from parl_like.agents.helper_options import HelperOptions
 from parl_like.agents.row_format import RowFormat
 from parl_like.data.buffers.fields import is_part
-from parl_like.data.transforms import Transforms
-from parl_like.learning.explorers import Explorer, Noise, random_actions
+from parl_like.learning.explorers import Noise, random_actions
 from parl_like.tasks.tickets import joined
 from parl_like.values.batch import Batch
 from parl_like.values.copying import read_only
@@ -25,15 +25,14 @@ class Acting:
 
     Args:
         context: The helper's agent and task.
-        explorer: The helper's own copy; None: predictions are actions.
-        row_format: The leaves of observations, and the specs of a recurrent model's memory.
-        transforms: The helper's own chain.
+        options: The helper's explorer and transforms, as settled when it joined its task.
         in_step: Whether acting and learning must see the same statistics.
 
     Attributes:
         steps: Rows that the helper has stored.
         random_until: Rows before which it acts at random; random_steps: the same while nothing is collected.
         collecting: See `AgentHelper.collecting`.
+        format: The leaves of observations, and the specs of a recurrent model's memory.
         noise: Of the explorer; None: it draws none.
         state: A recurrent model's memory before the next prediction. stored_state: before the newest one.
         last: The newest action, the outputs that it was made of, and its row in these; −1: all rows.
@@ -41,15 +40,17 @@ class Acting:
         changes: Whether there are transforms.
     """
 
-    def __init__(self, context: HelperContext, explorer: Explorer | None, row_format: RowFormat, transforms: Transforms,
-                 in_step: bool) -> None:
+    def __init__(self, context: HelperContext, options: HelperOptions, in_step: bool) -> None:
         self.context, self.agent, self.comm = context, context.agent, context.comm
-        self.format, self.transforms = row_format, transforms
+        explorer, self.transforms = options.explorer, options.transforms
+        if explorer is not None:
+            self.comm.wrapper.predictions.add_explorer(explorer, self.agent)
+        self.format = row_format = RowFormat(context, self.transforms, options.obs_space)
         self.steps, self.random_until, self.random_steps = 0, 0.0, 0
         self.collecting: bool | str = False
         self.noise = None if explorer is None or explorer.noise is None else Noise(
             explorer, context.rng, context.mode != "test", len(context.lanes))
-        self.changes, self.version = bool(len(transforms)), 0
+        self.changes, self.version = bool(len(self.transforms)), 0
         self.state = self.stored_state = self._zero_state()
         self.last: tuple[Any, Mapping[str, Array] | None, int] = (None, None, 0)
         self._plain, self._recurrent, self._vector = row_format.plain, bool(row_format.state), context.agent.vector
@@ -130,6 +131,20 @@ class Acting:
             raise NotEnoughRows(f"{self.context.where}: nothing was predicted yet")
         return {name: read_only(value) if row < 0 else read_only(value)[row] for name, value in out.items()}
 
+    def ask(self, rows: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the outputs of any number of rows; see `AgentHelper.ask`."""
+        if self.agent.signal is not None:
+            self.agent.obey()
+        names = [spec.name for spec in self.comm.wrapper.predictions.specs]
+        if rows.keys() != set(names):
+            raise SpecError(f"{self.agent}: task {self.context.name!r}, ask: expected {', '.join(names)}, got {', '.join(rows)}")
+        return joined(self.comm.predict_rows(tuple(rows[name] for name in names), len(rows[names[0]])))
+
+    def explore(self) -> None:
+        """Draw actions also in test mode."""
+        if self.noise is not None:
+            self.noise.drawn = True
+
     # ------------------------------------------------------------------------------------------------------- transforms
 
     def _transformed(self, obs: object) -> tuple[object, ...]:
@@ -175,6 +190,16 @@ class Acting:
         self.state = value[:n]
         if self.noise is not None:
             self.noise.memory = value[n:]
+
+    def state_dict(self) -> dict[str, object]:
+        """Return the count of rows, the unused part of the drawn noise, and the explorer's memory."""
+        return {"steps": self.steps, **({} if self.noise is None else self.noise.state_dict())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave, which may stand among other keys."""
+        self.steps = state["steps"]
+        if self.noise is not None:
+            self.noise.load_state_dict(state)
 
     def _zero_state(self) -> tuple[Array, ...]:
         zeros = (spec.zeros(len(self.context.lanes)) for spec in self.format.state.values())

@@ -7,13 +7,15 @@ from typing import Any, Literal
 
 import numpy as np
 
+from parl_like.agents.agent_parts import Claims, EnvFaults
 from parl_like.agents.helper import AgentHelper
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.environment.face import EnvFace
 from parl_like.environment.process_guard import watched
 from parl_like.interfaces import LearnerProgress, PoolPort
-from parl_like.tasks.row_slots import Owner
+from parl_like.values.agent_orders import NEXT, AgentSignal, Quota
 from parl_like.values.errors import AgentFailed, Interrupted, unknown
+from parl_like.values.parts import part
 from parl_like.values.spec import Array, SpecError
 from parl_like.values.user_calls import Guarded
 
@@ -43,6 +45,11 @@ class Agent(Guarded):
             are impossible always raise.
         bad_values: Steps and resets with values that were dropped or replaced.
         needs: Task name → rows that the agent has claimed of it.
+        signal: What it shall do before its next step; None: go on. Set by `tell`, `go_on` and `has_obeyed` alone.
+        quota: How much it still does before it parks.
+        learns: Whether a helper of it learns.
+        needs_seed: Whether the next reset is seeded.
+        process_changes: What of the process its environment has changed, by name.
     """
 
     on_bad_value: Literal["raise", "drop", "replace"] = "raise"
@@ -50,6 +57,8 @@ class Agent(Guarded):
     first_env = 0
     vector = False
     env: EnvFace = None  # type: ignore[assignment]  # a robot without environments has none, and only learns
+    bad_values: int = part("faults.bad_values")
+    needs: dict[str, int] = part("claims.needs")
 
     def __init__(self, *, on_bad_value: Literal["raise", "drop", "replace"] | None = None) -> None:
         if on_bad_value is not None:
@@ -67,17 +76,12 @@ class Agent(Guarded):
         self.agent_pool, self.robot, self.index, self.rng = pool, pool.robot, index, rng
         self._label = f"{label} {index}"
         self.helpers = Helpers(self._label)
-        self.steps = self.bad_values = self.learned_at = 0
+        self.steps = self.learned_at = 0
         self.last_progress: LearnerProgress | None = None
-        self.needs_seed = True  # the next reset is seeded
-        self.signal: str | None = None
-        self.quota_steps: int | None = None
-        self.quota_episodes: int | None = None
-        self.learns = False
-        self.fault: SpecError | None = None  # why an episode was dropped last
-        self.process_changes: set[str] = set()  # what of the process its environment has changed
-        self.needs: dict[str, int] = {}
-        self.owners: dict[str, Owner] = {}  # of those rows
+        self.needs_seed, self.learns = True, False
+        self.signal: AgentSignal | None = None
+        self.quota, self.claims, self.faults = Quota(), Claims(), EnvFaults()
+        self.process_changes: set[str] = set()
 
     def __str__(self) -> str:
         return self._label
@@ -91,9 +95,7 @@ class Agent(Guarded):
     def claim(self, task: str, n: int) -> int:
         """Return the first of `n` rows of those that a task keeps for its agents (`RowSlots`). They are this agent's until it
         claims anew or closes its environment. For `join`: where agents are in workers, their rows are set aside before."""
-        owner = self.owners[task] = Owner()  # the one before is gone, and its rows are free
-        self.needs[task] = n
-        return int(self.agent_pool.tasks[task].row_slots.claim(owner, n))
+        return self.claims.claim(self.agent_pool.tasks, task, n)
 
     def count_progress(self) -> LearnerProgress:
         """Steps since its last update, and whether a schedule has one due: what updates of others ask (`Rounds`)."""
@@ -108,7 +110,7 @@ class Agent(Guarded):
 
     def count_bad(self, text: str) -> None:
         """Counts a value that was dropped or replaced."""
-        self.bad_values += 1
+        self.faults.bad_values += 1
         self.agent_pool.statistics.count_bad(text)
 
     # ------------------------------------------------------------------------------------------------------ what users write
@@ -155,6 +157,24 @@ class Agent(Guarded):
         """
         self.agent_pool.driver.start_thread(self, function)
 
+    # ---------------------------------------------------------------------------------------------------------- its signal
+
+    def tell(self, signal: AgentSignal) -> None:
+        """Give the agent a signal, from any thread; where a stronger one waits to be obeyed, that one stays (`NEXT`)."""
+        if signal in NEXT[self.signal]:  # no call within: threads change between calls
+            self.signal = signal
+
+    def go_on(self) -> None:
+        """Take back whatever signal the agent has."""
+        self.signal = None
+
+    def has_obeyed(self, signal: AgentSignal) -> bool:
+        """Take this signal back, which the agent obeys now; return False where it has another."""
+        if self.signal == signal:  # no call within, or one that comes meanwhile were lost
+            self.signal = None
+            return True
+        return False
+
     # ------------------------------------------------------------------------------------------------------- called by drivers
 
     def run(self) -> None:
@@ -174,7 +194,7 @@ class Agent(Guarded):
                 if self.env is not None:
                     self.env.end_episode()
             except Interrupted:
-                self.interrupt(carry=self.signal == "interrupt")
+                self.interrupt(carry=self.signal == AgentSignal.INTERRUPT)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
                 if isinstance(error, SpecError) and self.env is not None:
                     error.add_note(f"{self}: its environment (seed {self.env.seed}), after {self.env.episode_length} steps of "
@@ -184,10 +204,9 @@ class Agent(Guarded):
                 except Exception as second:  # noqa: BLE001 - whatever a hook raises now, the first error is the one to report
                     error.add_note(f"afterwards POST_EPISODE of {self} raised {type(second).__name__}: {second}")
                 raise
-            if self.signal == "stop":
+            if self.signal == AgentSignal.STOP:
                 return
-            if self.signal == "interrupt":
-                self.signal = None
+            if self.has_obeyed(AgentSignal.INTERRUPT):
                 self.agent_pool.driver.park(self)
             before, done = done, self._doings()
             idle = idle + 1 if before == done else 0
@@ -195,7 +214,7 @@ class Agent(Guarded):
                 raise AgentFailed(
                     f"{self}: run_one_episode returned {STUCK} times without an environment step or a request; "
                     "it should begin with self.env.reset() and step until the episode ends"
-                ) from self.fault
+                ) from self.faults.last
 
     def _refuse_unrun(self, given: object) -> None:
         """Raises AgentFailed where `run_one_episode` is a generator or a coroutine: a call of it runs nothing."""
@@ -217,7 +236,7 @@ class Agent(Guarded):
         clone its state, the next reset goes on with the episode."""
         self.needs_seed = True
         if self.env is not None:
-            cut = self.env.carry() if carry else self.env.n_open() if self.signal == "stop" else 0
+            cut = self.env.carry() if carry else self.env.n_open() if self.signal == AgentSignal.STOP else 0
             self.agent_pool.statistics.episodes_cut += cut  # no call within: threads change between calls
             self.env.end_episode()
 
@@ -233,15 +252,14 @@ class Agent(Guarded):
         if self.agent_pool.driver.is_beside():  # which ends by its requests
             return
         while self.signal is not None:
-            if self.signal != "park":
+            if not self.has_obeyed(AgentSignal.PARK):
                 raise Interrupted
-            self.signal = None
             self.agent_pool.driver.park(self)
 
     def before_episode(self) -> None:
         """Parks while the agent has no episode left of its quota."""
         self.obey()
-        while self.quota_episodes is not None and self.quota_episodes <= 0:
+        while self.quota.episodes is not None and self.quota.episodes <= 0:
             self.agent_pool.driver.park(self)
             self.obey()
 

@@ -68,7 +68,7 @@ class OnPolicyHelper(AgentHelper):
             raise ValueError(f"{self.where}: unroll is {self.unroll}, but the task's first helper made a buffer with lanes of "
                              f"{buffer.lane_size} rows; give all helpers of the task the same unroll, or the first the largest")
 
-    def _learns_late(self) -> bool:
+    def learns_late(self) -> bool:
         pool, task = self.agent.agent_pool, self.task
         learners = sum(other.train and other.helper is not None for other in pool.tasks.values())
         lags = pool.remote and task.serve == "replica" and task.sync_every > 1
@@ -180,7 +180,7 @@ class OnPolicyHelper(AgentHelper):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        vars(self)["store_policy"] = state.get("store_policy", self.store_policy)
+        self.options.store_policy = state.get("store_policy", self.store_policy)
         self._unrolled, self._learns, self.dropped = state["unrolled"], state["learns"], state["dropped"]
         self._renewed = (0, 0, *state["renewed"])[-2:]
         if not self._renewed[0] <= self._renewed[1] <= self._unrolled:

@@ -64,6 +64,7 @@ class OnlineHelper(AgentHelper):
         self._algorithm, self._row, self._asked = task.algorithm, Batch(), Batch()
         self._fields, self._inputs = self._row.__dict__, self._asked.__dict__  # `batch.obs = obs` would cost 10 % of a step
         space = model.obs_space if self.format.plain else None
+        self._explorer = self.explorer
         self._n = int(space.n) if isinstance(space, gym.spaces.Discrete) and not space.start else 0
         self._plain, self._unmapped, self._noise = self.format.plain, self.writer.unmapped, self.acting.noise
         self._follows = type(task.algorithm).follow is not Algorithm.follow
@@ -108,9 +109,9 @@ class OnlineHelper(AgentHelper):
             out = algorithm.predict(self._asked)
         finally:
             attributes["mode"] = before
-        if self.explorer is None and "act" not in out:
+        if self._explorer is None and "act" not in out:
             return Batch.nest({key: np.array(value) for key, value in out.items()})
-        act = out["act"] if self.explorer is None else self.explorer.act_one(out, noise)
+        act = out["act"] if self._explorer is None else self._explorer.act_one(out, noise)
         if self._unmapped:
             return act if self._dtype is None else np.asarray(act, self._dtype)
         return self.context.codec.listed({"act": np.asarray(act)[None]})[0]  # type: ignore[index]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -10,11 +10,15 @@ import numpy as np
 from parl_like.agents.acting import Acting
 from parl_like.agents.helper_checks import ORDER, check_places, check_reward
 from parl_like.agents.helper_context import HelperContext
+from parl_like.agents.helper_options import HelperOptions
 from parl_like.agents.row_counts import OnePlayer
 from parl_like.agents.row_format import ORIGIN_FIELDS, RowOrigins
 from parl_like.data.buffers.fields import is_part
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.extra_fields import KeptColumns
-from parl_like.data.transforms import Source
+from parl_like.data.transforms import Hindsight, Source, Transforms
+from parl_like.values.batch import Batch
+from parl_like.values.errors import NotEnoughRows, unknown
 from parl_like.values.spec import Array, Spec
 
 
@@ -24,21 +28,18 @@ class RowWriter:
     Args:
         context: The helper's agent and task.
         acting: Knows the newest action, and the memory before it.
-        policy: Whether the log-probability of each action is stored. required: Whether an action without one is refused.
-        extras: Columns of values that the agent gives by name.
-        store_info: Keys of the environment's `info` → column, and what stands for it.
+        options: What is stored of each row beside the transition, as settled when the helper joined its task.
 
     Attributes:
-        format: Of the rows. policy: See above.
+        format: Of the rows. policy: Whether they have a column for the action's log-probability.
         origins: Where the rows of the lanes stand.
         unmapped: Whether the environment takes the policy's actions as they are.
     """
 
-    def __init__(self, context: HelperContext, acting: Acting, policy: bool, required: bool, extras: Sequence[Spec],
-                 store_info: Mapping[str, tuple[Spec, object]]) -> None:
+    def __init__(self, context: HelperContext, acting: Acting, options: HelperOptions) -> None:
         agent, lanes, buffer, window = context.agent, context.lanes, context.buffer, context.window
-        self.context, self.acting, self.format, self.policy = context, acting, acting.format, policy
-        self._required, self._extras = required, tuple(extras)
+        self.context, self.acting, self.format, self.options = context, acting, acting.format, options
+        self.policy = policy = bool(options.store_policy)
         self._vector, self._lane_numbers, self._plain = agent.vector, np.array(lanes), acting.format.plain
         self.unmapped = context.codec.identity
         along = window.in_order or window.rows > 1 or acting.transforms.behind or getattr(buffer, "stack_num", 1) > 1
@@ -46,14 +47,29 @@ class RowWriter:
         self._versioned = agent.agent_pool.remote  # the parameters that act there may not be those that learn
         numbers = range(agent.first_env, agent.first_env + len(lanes))  # `lanes` of workers begin at 0 in each
         self.origins = RowOrigins([name for name in window.fields if name in ORIGIN_FIELDS], numbers)
-        outputs = context.task.policy_specs if buffer is not None and (policy or not required) else ()
-        self._kept = KeptColumns(context.where, outputs, store_info, len(lanes) if agent.vector else 0)
-        self._has_more = bool(self.format.state or policy or self._versioned or self.origins.names or extras or self._kept.specs)
+        outputs = context.task.policy_specs if buffer is not None and (policy or not options.policy_required) else ()
+        self._kept = KeptColumns(context.where, outputs, options.store_info, len(lanes) if agent.vector else 0)
+        self._has_more = bool(self.format.state or policy or self._versioned or self.origins.names or options.extras
+                              or self._kept.specs)
 
     def columns(self) -> list[Spec]:
         """Return the columns of a row, in the order in which `store` writes them."""
-        made = self.format.columns(self.policy, self._versioned, self.origins.names, (*self._kept.specs, *self._extras))
+        made = self.format.columns(self.policy, self._versioned, self.origins.names, (*self._kept.specs, *self.options.extras))
         return [spec.owned_by(f"task {self.context.name!r}") for spec in made]
+
+    def check_buffer(self, buffer: ReplayBuffer) -> None:
+        """Raise ValueError for lanes that are too short for what is looked at together, and SpecError for frames other than the
+        model's. Its columns have been allocated."""
+        context = self.context
+        rows = context.window.rows + max(self.acting.transforms.behind, buffer.stack_num - 1)
+        if rows > buffer.lane_size and not context.window.in_order:
+            raise ValueError(f"{context.where}: the algorithm looks at {rows} rows in a row, a lane of the buffer holds "
+                             f"{buffer.lane_size}; give the helper size ≥ {rows * buffer.n_lanes}")
+        for name, spec in self.format.raw.items():
+            if buffer.read_shape(name) != spec.shape:
+                raise spec.owned_by(context.where).error(
+                    f"{buffer.read_shape(name)} from {buffer!r}", "stack_num goes with observations that come stacked "
+                    "(save_only_last_obs); for single frames use the transform FrameStacker")
 
     # ---------------------------------------------------------------------------------------------------------- storing
 
@@ -123,23 +139,24 @@ class RowWriter:
         values += self.origins.values(slice(None) if self._vector else 0)
         if self._kept.specs:
             values += self._kept.values(act, self.acting.last, info, np.logical_or(terminated, truncated))
-        if extra.keys() != {s.name for s in self._extras}:
-            raise ValueError(f"{self.context.where}: store got extra {sorted(extra)}; expected {[s.name for s in self._extras]}, "
-                             "as the helper's `extras` say")
-        return values + tuple(extra[s.name] for s in self._extras)
+        extras = [spec.name for spec in self.options.extras]
+        if extra.keys() != set(extras):
+            raise ValueError(f"{self.context.where}: store got extra {sorted(extra)}; expected {extras}, as the helper's "
+                             "`extras` say")
+        return values + tuple([extra[name] for name in extras])
 
     def _log_prob(self, act: object) -> Any:
         """The log-probability of the action that is stored."""
         last, out, row = self.acting.last
         if act is last and out is not None:
             return out["log_prob"][row] if row >= 0 else out["log_prob"]
-        if self._required:
+        if self.options.policy_required:
             raise ValueError(f"{self.context.where}: store_policy keeps the log-probability of what predict returned last; store "
                              f"that action, {act!r} is another")
         # A task that learns from the actions of another has none, and stores none from here on; all helpers of a task send the
         # same fields.
         for agent in self.context.agent.agent_pool.agents:
-            vars(agent.helpers[self.context.name])["store_policy"] = False
+            agent.helpers[self.context.name].forgo_policy()
         return np.zeros(len(self._lane_numbers), np.float32) if self._vector else 0.0
 
     def begin(self, lane: int) -> None:
@@ -174,6 +191,25 @@ class RowWriter:
         if not self.acting.changes:
             return rows
         return self.acting.transforms.replay(rows, Source(buffer, indices, self.context.rng, last_index, real))
+
+    def read(self, index: object, key: str, transformed: bool) -> Any:
+        """See `AgentHelper.read`."""
+        context, buffer = self.context, self.context.buffer
+        if buffer is None:
+            raise NotEnoughRows(f"{context.where}: {self.options.kind.__name__} keeps no rows to read")
+        transforms = self.acting.transforms
+        if not transformed or not len(transforms):
+            return buffer.get(index, key)
+        positions = np.asarray(buffer.positions(index))
+        chain = Transforms(t for t in transforms.for_helper(1, "test") if not isinstance(t, Hindsight))
+        with buffer.lock:
+            source = Source(buffer, positions.ravel(), context.rng, positions.ravel())
+            rows = chain.replay(buffer.gather(positions.ravel()), source)
+        rows["done"] = rows["terminated"] | rows["truncated"]
+        flat = {n: c.reshape((*positions.shape, *c.shape[1:]))[()] for n, c in rows.items() if is_part(n, key)}
+        if not flat:
+            raise KeyError(f"{context.where}: " + unknown("field", key, rows))
+        return flat[key] if key in flat else Batch.nest({name[len(key) + 1 :]: column for name, column in flat.items()})
 
     # ------------------------------------------------------------------------------------------------------------ state
 

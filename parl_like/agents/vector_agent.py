@@ -61,8 +61,8 @@ class VectorAgent(Agent):
         if not helpers:
             raise AgentFailed(f"{self}: the robot has no task that could act; give it one, or write run_one_episode")
         env.quotas = None
-        if self.quota_episodes is not None:
-            share, rest = divmod(self.quota_episodes, env.n)
+        if self.quota.episodes is not None:
+            share, rest = divmod(self.quota.episodes, env.n)
             env.quotas = np.array([share + (i < rest) for i in range(env.n)])
         obs, _ = env.reset()
         while env.quotas is None or env.quotas.any():

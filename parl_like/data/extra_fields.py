@@ -1,5 +1,5 @@
-"""The extra fields of a row beside the transition: what `predict` gave as `policy`, and chosen keys of the environment's `info`;
-and how stored rows are read by hand."""
+"""The extra fields of a row beside the transition: what `predict` gave as `policy`, and chosen keys of the environment's
+`info`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,6 @@ from typing import Any
 import numpy as np
 
 from parl_like.data.buffers.fields import is_part
-from parl_like.data.transforms import Hindsight, Source, Transforms
-from parl_like.interfaces import HelperPort
-from parl_like.values.batch import Batch
-from parl_like.values.errors import NotEnoughRows, unknown
 from parl_like.values.spec import Array, Spec
 
 Wanted = Sequence[str] | Mapping[str, Any]
@@ -112,22 +108,3 @@ class KeptColumns:
 def policy_specs(arrays: Mapping[str, Array]) -> tuple[Spec, ...]:
     """The columns of a prediction's outputs `policy.*`, of which these are rows."""
     return tuple(Spec(name, value.shape[1:], value.dtype) for name, value in arrays.items() if is_part(name, "policy"))
-
-
-def read(helper: HelperPort, index: object, key: str, transformed: bool) -> Any:
-    """See `AgentHelper.read`."""
-    buffer = helper.buffer
-    if buffer is None:
-        raise NotEnoughRows(f"{helper.where}: {type(helper).__name__} keeps no rows to read")
-    if not transformed or not len(helper.transforms):
-        return buffer.get(index, key)
-    positions = np.asarray(buffer.positions(index))
-    chain = Transforms(t for t in helper.transforms.for_helper(1, "test") if not isinstance(t, Hindsight))
-    with buffer.lock:
-        source = Source(buffer, positions.ravel(), helper.rng, positions.ravel())
-        rows = chain.replay(buffer.gather(positions.ravel()), source)
-    rows["done"] = rows["terminated"] | rows["truncated"]
-    flat = {n: c.reshape((*positions.shape, *c.shape[1:]))[()] for n, c in rows.items() if is_part(n, key)}
-    if not flat:
-        raise KeyError(f"{helper.where}: " + unknown("field", key, rows))
-    return flat[key] if key in flat else Batch.nest({name[len(key) + 1 :]: column for name, column in flat.items()})

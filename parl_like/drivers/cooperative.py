@@ -17,6 +17,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 
 from parl_like.run.driver import CALLED_BY_AGENT, Driver, foreign
 from parl_like.tasks.rounds import ROUND_DONE, Learner, RoundDone, Rounds, Serve, Wait
+from parl_like.values.agent_orders import AgentSignal
 from parl_like.values.errors import Interrupted
 
 if TYPE_CHECKING:
@@ -149,7 +150,7 @@ class CooperativeDriver(Driver):
         self._resting.clear()
         self._begin(agents, wrappers)
         for agent in agents:
-            agent.signal = None
+            agent.go_on()
             fiber = self._fibers[id(agent)] = greenlet(partial(self._main, agent), self._hub)
             self.ready.append(fiber)
 
@@ -278,7 +279,7 @@ class CooperativeDriver(Driver):
             self.rounds.running(agent)
         self.parked.clear()
         for agent in self.agents:
-            agent.signal = None
+            agent.go_on()
         return []
 
     def forsake(self) -> None:
@@ -296,19 +297,19 @@ class CooperativeDriver(Driver):
         if any(fiber is current for fiber in self._fibers.values()):
             raise RuntimeError(CALLED_BY_AGENT)
 
-    def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Agent]:
+    def halt(self, agents: Sequence[Agent], signal: AgentSignal, patience: float | None = None) -> list[Agent]:
         """See `Driver.halt`. Greenlets cannot be waited for, they run."""
         self.refuse_agents()
         self._hub = getcurrent()
         self.stopping = False
         for agent in agents:
-            agent.signal = signal
-        if signal == "stop":
+            agent.tell(signal)
+        if signal == AgentSignal.STOP:
             for queue in self.queues:
                 self.wake(queue.fail_all("the robot stopped"))
         self.resume(list(self.parked))
         self.rouse()
-        if signal != "stop":
+        if signal != AgentSignal.STOP:
             self._finish()
             return []
         while self.ready:

@@ -29,6 +29,7 @@ from parl_like.process.child import shielded
 from parl_like.run.driver import CALLED_BY_AGENT, Driver, foreign
 from parl_like.tasks.rounds import Rounds
 from parl_like.tasks.tickets import INFINITE
+from parl_like.values.agent_orders import AgentSignal
 from parl_like.values.errors import WrongCaller
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ def _end_all() -> None:
     """Ends the threads of robots that nobody closed: one that comes back from torch into an interpreter that is gone aborts the
     process ("terminate called without an active exception")."""
     for driver in list(_started):
-        driver.halt(list(driver.agents), "stop")
+        driver.halt(list(driver.agents), AgentSignal.STOP)
     for driver in list(_started):
         driver.join(5.0)
 
@@ -233,7 +234,7 @@ class ThreadsDriver(Driver):
         self._serving.begin(queues, self.sync)
         self._gates = {id(agent): locked() for agent in agents}
         for agent in agents:
-            agent.signal = None
+            agent.go_on()
             self._acting.note(agent)
         self._threads = [(a, threading.Thread(target=self._main, args=(a, run), name=str(a), daemon=True)) for a in agents]
         with shielded():
@@ -330,14 +331,14 @@ class ThreadsDriver(Driver):
         self._owner = threading.get_ident()
         with shielded(), self.lock:
             for agent in self.agents:
-                agent.signal = None
+                agent.go_on()
             self.stopping = False
             self._open_gates(list(self.parked))
             self._look()
 
     def forsake(self) -> None:
         for agent in self.agents:
-            agent.signal = "stop"
+            agent.tell(AgentSignal.STOP)
         failed = self._serving.fail_all("the robot is gone")
         with self.lock:
             self._run, self.stopping = None, True
@@ -348,25 +349,25 @@ class ThreadsDriver(Driver):
         self._acting.wake(first)
         self._beside.go()
 
-    def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Agent]:
+    def halt(self, agents: Sequence[Agent], signal: AgentSignal, patience: float | None = None) -> list[Agent]:
         self.refuse_agents()
         self._beside.hold()
         end = INFINITE if patience is None else monotonic() + patience
         with shielded():
-            self.stopping = signal == "stop"
+            self.stopping = signal == AgentSignal.STOP
             for agent in agents:
-                agent.signal = signal
-            failed = self._serving.fail_all("the robot stopped") if signal == "stop" else []
+                agent.tell(signal)
+            failed = self._serving.fail_all("the robot stopped") if signal == AgentSignal.STOP else []
             with self.lock:
                 first: list[Ticket] = []
-                if signal == "stop":
+                if signal == AgentSignal.STOP:
                     first = self._acting.count_in(self._round.next_unroll()) + self._acting.count_in(failed)
                 self._open_gates(list(self.parked))
                 self._look()  # also at what waited while `stopping` was set
             self._acting.wake(first)
-            if signal == "stop":
+            if signal == AgentSignal.STOP:
                 self._beside.go()  # and hear of it
-        while signal == "interrupt":
+        while signal == AgentSignal.INTERRUPT:
             self._round.untold = False
             if self._round.unroll_may_begin:
                 self._next_unroll()

@@ -19,6 +19,7 @@ from parl_like.environment.resumed_episode import PASSED, CarriedEpisode
 from parl_like.environment.value_check import OLD_GYM, BadOutput, OutputCheck
 from parl_like.interfaces import ActingAgent
 from parl_like.tasks.no_progress import Resets
+from parl_like.values.agent_orders import AgentSignal
 from parl_like.values.copying import copied
 from parl_like.values.errors import AgentFailed, Interrupted
 from parl_like.values.spec import SpecError
@@ -119,7 +120,7 @@ class EnvFace:
         agent.before_episode()
         seed = self._env_reset.asked_seed(seed)
         carried = self.carried
-        if agent.quota_episodes is not None:  # whole episodes are collected; the one that is held goes on afterwards
+        if agent.quota.episodes is not None:  # whole episodes are collected; the one that is held goes on afterwards
             carried.left = carried.left or carried.held is not None
         elif (given := carried.take()) is not None and seed is None and options is None and carried.fits(given, self._counted()):
             return self._go_on(carried.rest_of(given))
@@ -250,7 +251,7 @@ class EnvFace:
         stop = pool.should_stop
         if stop is not None and stop(agent.robot):
             pool.request_stop()
-        if agent.quota_steps is not None:
+        if agent.quota.steps is not None:
             self._count_quota(1)
         return obs, rew, terminated, truncated, info
 
@@ -269,14 +270,14 @@ class EnvFace:
         pool = self._agent.agent_pool
         if pool.should_stop is not None and pool.should_stop(self._agent.robot):
             pool.request_stop()
-        if self._agent.quota_steps is not None:
+        if self._agent.quota.steps is not None:
             self._count_quota(steps)
 
     def _count_quota(self, steps: int) -> None:
         agent = self._agent
-        left = agent.quota_steps = (agent.quota_steps or 0) - steps
-        if left <= 0 and agent.signal is None:
-            agent.signal = "park"  # before its next step
+        left = agent.quota.steps = (agent.quota.steps or 0) - steps
+        if left <= 0:
+            agent.tell(AgentSignal.PARK)  # before its next step
 
     def _accepted(self, obs: object, rew: object, moment: str) -> tuple[Any, Any]:
         """Return what the environment gave, as the agent gets it (`Agent.on_bad_value`).
@@ -293,7 +294,7 @@ class EnvFace:
             if output.mends:
                 raise fault from None
             agent.count_bad(f"{fault} (episode dropped)")
-            agent.fault = fault
+            agent.faults.last = fault
             if not moment:  # a step counts, so that a run of nothing else ends, too
                 agent.steps += 1
                 agent.agent_pool.statistics.env_steps += 1
@@ -331,6 +332,6 @@ class EnvFace:
         return next_step(obs, rew, terminated, truncated, act, self._agent.index, info)
 
     def close(self) -> None:
-        self._agent.owners.clear()
+        self._agent.claims.owners.clear()
         if hasattr(self._env, "close"):
             self._env.close()

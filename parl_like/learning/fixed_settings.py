@@ -91,8 +91,25 @@ def check_every(owner: str, every: object) -> None:
 
 
 def fixed(why: str) -> Any:
-    """An attribute of helpers that cannot be assigned once the helper is bound to its task; `why`, and the way out."""
+    """Return an attribute of helpers that cannot be assigned once the helper is bound to its task; `why`, and the way out."""
     return _Fixed(why)
+
+
+def fixed_part(path: str, why: str) -> Any:
+    """Return such an attribute that one of the helper's parts holds, such as 'options.extras' (`parl_like.values.parts`)."""
+    holder, _, name = path.partition(".")
+
+    def assign(helper: HelperPort, value: object) -> None:
+        _refuse_bound(helper, name, why)
+        setattr(getattr(helper, holder), name, value)
+
+    return property(operator.attrgetter(path), assign)
+
+
+def _refuse_bound(helper: HelperPort, name: str, why: str) -> None:
+    if helper.__dict__.get("bound"):
+        raise AttributeError(f"{helper.where}: {name} of {type(helper).__name__} cannot be assigned once it has joined its task: "
+                             f"{why}")
 
 
 class _Fixed:
@@ -105,9 +122,7 @@ class _Fixed:
         self.name = name
 
     def __set__(self, helper: HelperPort, value: Any) -> None:
-        if helper.__dict__.get("bound"):
-            raise AttributeError(f"{helper.where}: {self.name} of {type(helper).__name__} cannot be assigned once it has joined "
-                                 f"its task: {self.why}")
+        _refuse_bound(helper, self.name, self.why)
         helper.__dict__[self.name] = value
 
 

@@ -21,6 +21,7 @@ from parl_like.run.pool_options import PoolOptions
 from parl_like.run.run_hooks import RunHooks
 from parl_like.run.statistics import Counted, Statistics
 from parl_like.tasks.task import Mode
+from parl_like.values.agent_orders import AgentSignal
 
 log = logging.getLogger(__name__)
 
@@ -177,7 +178,7 @@ class AgentPool(Counted):
         """End the run: no agent takes another step, each waits where it is."""
         self.stop_requested = True
         for agent in self.agents:
-            agent.signal = agent.signal or "park"
+            agent.tell(AgentSignal.PARK)
         self.driver.request_stop()
 
     def agent_failed(self, agent: Agent, error: BaseException) -> None:

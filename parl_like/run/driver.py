@@ -15,6 +15,7 @@ from parl_like.run.run_hooks import RunHooks
 from parl_like.tasks.queues import RequestQueue
 from parl_like.tasks.tickets import Ticket
 from parl_like.tasks.wrapper import ComputationWrapper
+from parl_like.values.agent_orders import AgentSignal
 from parl_like.values.errors import WrongCaller
 
 CALLED_BY_AGENT = (
@@ -153,11 +154,11 @@ class Driver(Protocol):
     def request_stop(self) -> None:
         """Sets `stopping`. May be called from anywhere, also by agents and hooks."""
 
-    def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Any]:
+    def halt(self, agents: Sequence[Agent], signal: AgentSignal, patience: float | None = None) -> list[Any]:
         """Gives every agent a signal and returns when each has ended or parked.
 
         Args:
-            signal: 'stop': all end, and open requests are answered `Stopped`. 'interrupt': requests are served first, so that no
+            signal: STOP: all end, and open requests are answered `Stopped`. INTERRUPT: requests are served first, so that no
                 reply is lost; then the agents leave their episodes.
             patience: Seconds to wait for agents that are busy in their environments; None: as long as it takes.
 

@@ -101,14 +101,14 @@ class Quotas(Hook):
         self.seen: dict[int, list[tuple[Any, ...]]] = {agent.index: [] for agent in agents}
 
     def post_episode(self, agent: AgentPort, interrupted: bool) -> None:
-        if interrupted or agent.quota_episodes == 0:
+        if interrupted or agent.quota.episodes == 0:
             return
         stored = ((h.buffer, h.lanes[agent.env.env_index]) for h in agent.helpers.values() if h.buffer is not None)
         first_row = next((buffer.episode_start(lane) for buffer, lane in stored), -1)
         info = final_info(agent.env) if agent.agent_pool.mode == "test" else {}  # agents that train may be in another process
         self.seen[agent.index].append((agent.env.episode_return, agent.env.episode_length, first_row, info))
-        if agent.quota_episodes is not None:
-            agent.quota_episodes -= 1
+        if agent.quota.episodes is not None:
+            agent.quota.episodes -= 1
 
 
 def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: Hook) -> Episodes:
@@ -124,7 +124,7 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
         if n_episode is not None:
             share, rest = divmod(n_episode, len(agents))
             for i, agent in enumerate(agents):
-                agent.quota_episodes = share + (i < rest)
+                agent.quota.episodes = share + (i < rest)
         else:
             assert n_step is not None
             n = sum(agent.n_envs for agent in agents)
@@ -133,14 +133,14 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
                 warnings.warn(f"collect: n_step {n_step} is not a multiple of {n} environments; collecting {share * n}",
                               stacklevel=3)
             for agent in agents:
-                agent.quota_steps = share * agent.n_envs
+                agent.quota.steps = share * agent.n_envs
         pool.hooks.tell_agents(quotas, *hooks)
         try:
             while pool.lifecycle.advance():
                 pass
         finally:
             for agent in agents:
-                agent.quota_steps = agent.quota_episodes = None
+                agent.quota.lift()
             pool.hooks.tell_agents()
         seen = [episode for agent in agents for episode in quotas.seen[agent.index]]
         returns, lengths, idxs, infos = ([episode[i] for episode in seen] for i in range(4))
@@ -211,7 +211,7 @@ class Evaluator:
                 agent.env.limit(limit)
             if robot.eval_explore:
                 for helper in agent.helpers.values():
-                    helper.explore()
+                    helper.acting.explore()
         return pool
 
     def scored(self, seen: Episodes) -> Episodes:

@@ -14,6 +14,7 @@ from typing import Any
 from parl_like.agents.agent import Agent
 from parl_like.interfaces import RunPort
 from parl_like.run.driver import Pool
+from parl_like.values.agent_orders import AgentSignal
 from parl_like.values.errors import AgentFailed, Interrupted, NotEnoughRows, Stopped, TaskFailed
 from parl_like.values.spec import SpecError
 
@@ -171,7 +172,7 @@ class Lifecycle:
             elif phases.before is not Phase.BETWEEN:
                 driver.go_on()
             phases.before = Phase.BETWEEN  # whatever comes now: they are under way
-            able = [a for a in driver.parked if a.quota_episodes != 0 and (a.quota_steps is None or a.quota_steps > 0)]
+            able = [a for a in driver.parked if a.quota.episodes != 0 and (a.quota.steps is None or a.quota.steps > 0)]
             # In the order of the agents, not of their parking: a robot that was just loaded starts them in that order, too.
             if not driver.stopping:
                 driver.resume(sorted(able, key=lambda agent: agent.index))
@@ -246,7 +247,7 @@ class Lifecycle:
             self.recover()
             if self.begun:
                 with self._uninterrupted() as phases:
-                    if late := self._pool.driver.halt(self._pool.agents, "interrupt", patience):
+                    if late := self._pool.driver.halt(self._pool.agents, AgentSignal.INTERRUPT, patience):
                         raise RuntimeError(f"still busy {patience:g} s after they were told to end their episodes: "
                                            f"{', '.join(map(str, late))}")
                     self.settle()
@@ -276,15 +277,16 @@ class Lifecycle:
                     self._move(Phase.BUSY)
                 if pool.hooks.muted:
                     self._know(pool, pool.robot)
-                driver.halt(pool.agents, "stop")
+                driver.halt(pool.agents, AgentSignal.STOP)
                 late = driver.join(patience)
             for agent in pool.agents:
-                agent.signal = "stop" if agent in late else None
-                agent.quota_steps = agent.quota_episodes = None
+                if agent not in late:
+                    agent.go_on()
+                agent.quota.lift()
                 if agent.env is not None and not carry:
                     agent.env.put_back(None)
                 for helper in agent.helpers.values():
-                    helper.forget_pending()
+                    helper.sender.forget()
             driver.stopping = False
             driver.parked.clear()
             driver.reopen()

@@ -36,6 +36,7 @@ from parl_like.tasks.queues import RequestQueue
 from parl_like.tasks.rounds import Learner, RoundDone, Serve, Wait
 from parl_like.tasks.tickets import Ticket
 from parl_like.tasks.wrapper import ComputationWrapper
+from parl_like.values.agent_orders import AgentSignal
 from parl_like.values.errors import AgentFailed
 
 STOP_PATIENCE = 3.0
@@ -143,7 +144,7 @@ class HostedDriver(CooperativeDriver):
                 worker.budget.clear()
         self._connect()
         for agent in agents:
-            agent.signal = None
+            agent.go_on()
         self._start_agents()
 
     def _start_agents(self) -> None:
@@ -329,8 +330,8 @@ class HostedDriver(CooperativeDriver):
             for agent in worker.agents:
                 if agent.index in notes["parked"] and agent not in self.parked:
                     self.parked.append(agent)
-                    if agent.quota_steps is not None:
-                        agent.quota_steps = 0
+                    if agent.quota.steps is not None:
+                        agent.quota.steps = 0
                 elif agent.index not in notes["parked"] and agent in self.parked:
                     self.parked.remove(agent)
         for agent, steps in zip(worker.agents, notes.get("agent_steps", ()), strict=False):
@@ -351,10 +352,10 @@ class HostedDriver(CooperativeDriver):
 
     # ------------------------------------------------------------------------------------------------------------------ ending
 
-    def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Any]:
+    def halt(self, agents: Sequence[Agent], signal: AgentSignal, patience: float | None = None) -> list[Any]:
         self.refuse_agents()
         self.stopping = self._waiting = False
-        if signal == "stop":
+        if signal == AgentSignal.STOP:
             for queue in self.queues:
                 queue.fail_all("the robot stopped")
             self._update_replies.clear()
@@ -395,7 +396,7 @@ class HostedDriver(CooperativeDriver):
         in the next run."""
         self.stopping = False
         for agent in self.agents:
-            agent.signal = None
+            agent.go_on()
         self._waiting, end = True, monotonic() + patience
         self.supervisor.order("pause", [worker for worker in self.workers if worker.running])
         while any(w.owing if w.running else w.taken and not w.up for w in self.workers) and monotonic() < end:

@@ -15,6 +15,7 @@ from parl_like.run.agent_pool import AgentPool
 from parl_like.tasks.acting_copies import ActingCopies
 from parl_like.tasks.row_slots import RowSlots
 from parl_like.tasks.task import ComputationTask, Mode
+from parl_like.values.agent_orders import AgentSignal, Quota
 from parl_like.values.errors import WrongCaller
 from parl_like.values.spec import Array
 
@@ -123,6 +124,8 @@ class RemoteAgent(AgentPort):
         observe: Called with the robot's hooks.
     """
 
+    signal = None
+
     def __init__(self, pool: AgentPool, index: int, like: Agent, observe: object) -> None:
         self.agent_pool, self.robot, self.index = pool, pool.robot, index
         self._label = f"{pool.options.label} {index}"
@@ -131,12 +134,16 @@ class RemoteAgent(AgentPort):
         self.steps = 0
         self._env: Any = None if like.env is None else RemoteEnv(self._label, observe)
         self.needs_seed = True
-        self.signal: str | None = None
-        self.quota_steps: int | None = None
-        self.quota_episodes: int | None = None
+        self.quota = Quota()
 
     def __str__(self) -> str:
         return self._label
+
+    def tell(self, signal: AgentSignal) -> None:
+        """Its worker tells it."""
+
+    def go_on(self) -> None:
+        """Its worker lets it go on."""
 
     @property
     def helpers(self) -> Elsewhere:

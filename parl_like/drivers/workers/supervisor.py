@@ -153,11 +153,12 @@ class Supervisor:
 
     def order_agents(self, order: str, worker: WorkerHandle, agents: Sequence[Agent], collecting: bool | str) -> None:
         """An order to some agents of a worker, with what they may do of steps and episodes; -1: no bound."""
-        def numbers(name: str) -> list[int]:
-            return [-1 if getattr(agent, name) is None else int(getattr(agent, name)) for agent in agents]
+        def numbers(bounds: Iterable[int | None]) -> list[int]:
+            return [-1 if bound is None else int(bound) for bound in bounds]
 
-        self.order(order, [worker], agents=[agent.index for agent in agents], steps=numbers("quota_steps"),
-                   episodes=numbers("quota_episodes"), collecting=collecting)
+        self.order(order, [worker], agents=[agent.index for agent in agents], collecting=collecting,
+                   steps=numbers(agent.quota.steps for agent in agents),
+                   episodes=numbers(agent.quota.episodes for agent in agents))
 
     def reply(self, replies: Iterable[tuple[WorkerHandle, Kind, dict[str, object]]]) -> None:
         """Answers requests of workers."""

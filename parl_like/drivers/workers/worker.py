@@ -26,6 +26,7 @@ from parl_like.learning.span import move_ends
 from parl_like.tasks.acting_copies import tensors_of
 from parl_like.tasks.queues import RequestBatch, RequestQueue
 from parl_like.tasks.training_queue import joined_rows
+from parl_like.values.agent_orders import AgentSignal
 from parl_like.values.errors import AgentFailed
 from parl_like.values.spec import Array
 
@@ -170,7 +171,8 @@ class Worker:
         if pool.wants_stop:
             notes["stop"], pool.wants_stop = True, False
             for agent in pool.agents:
-                agent.signal = None if agent.quota_steps is None else agent.signal  # all wait for the robot, which knows now
+                if agent.quota.steps is None:
+                    agent.go_on()  # all wait for the robot, which knows now
         return notes
 
     def _events(self) -> tuple[dict[str, object], dict[str, Array]]:
@@ -256,7 +258,7 @@ class Worker:
         notes, agents, named = message.notes, {agent.index: agent for agent in self.pool.agents}, []
         for index, steps, episodes in zip(notes["agents"], notes["steps"], notes["episodes"], strict=True):
             agent = agents[index]
-            agent.quota_steps, agent.quota_episodes = None if steps < 0 else steps, None if episodes < 0 else episodes
+            agent.quota.steps, agent.quota.episodes = None if steps < 0 else steps, None if episodes < 0 else episodes
             named.append(agent)
         for agent in self.pool.agents:
             for helper in agent.helpers.values():
@@ -274,7 +276,7 @@ class Worker:
         self.driver.resume(self._limit(message))
 
     def _interrupt(self, message: Message) -> None:
-        self.driver.halt(self.pool.agents, "interrupt")
+        self.driver.halt(self.pool.agents, AgentSignal.INTERRUPT)
 
     def _stop(self, message: Message) -> None:
         """Ends all agents; they can be started again."""

@@ -30,6 +30,7 @@ from parl_like.tasks.queues import RequestBatch, RequestQueue
 from parl_like.tasks.task import ComputationTask
 from parl_like.tasks.tickets import Counters, Ticket
 from parl_like.tasks.wrapper import ComputationWrapper
+from parl_like.values.agent_orders import AgentSignal
 from parl_like.values.errors import Interrupted, Stopped, TaskFailed
 
 BACK_OFF, PERIOD = 0.1, 60.0
@@ -158,8 +159,8 @@ class RemoteDriver(CooperativeDriver):
         queue.recycle(batch)
         self.wake(tickets)
 
-    def halt(self, agents: Sequence[Agent], signal: str, patience: float | None = None) -> list[Agent]:
-        if signal == "stop":
+    def halt(self, agents: Sequence[Agent], signal: AgentSignal, patience: float | None = None) -> list[Agent]:
+        if signal == AgentSignal.STOP:
             for queue, batch in self.sent.values():
                 queue.recycle(batch)  # the robot has no eye on it any more
                 for ticket in batch.tickets:
@@ -168,7 +169,7 @@ class RemoteDriver(CooperativeDriver):
             self.sent.clear()
             return super().halt(agents, signal, patience)
         for agent in agents:
-            agent.signal = signal
+            agent.tell(signal)
         self.resume(list(self.parked))
         return []
 
@@ -182,8 +183,8 @@ class EpisodeReport(Hook):
     def post_episode(self, agent: AgentPort, interrupted: bool) -> None:
         if not interrupted:
             self.episodes.append((agent.index, agent.env.env_index, agent.env.episode_return, agent.env.episode_length))
-            if agent.quota_episodes is not None and agent.quota_episodes > 0:
-                agent.quota_episodes -= 1
+            if agent.quota.episodes is not None and agent.quota.episodes > 0:
+                agent.quota.episodes -= 1
 
 
 class WorkerStatistics(Statistics):
@@ -340,7 +341,7 @@ class WorkerPool(AgentPool):
     def request_stop(self) -> None:
         self.wants_stop = True
         for agent in self.agents:
-            agent.signal = agent.signal or "park"
+            agent.tell(AgentSignal.PARK)
 
     def agent_failed(self, agent: Agent, error: BaseException) -> None:
         if not isinstance(error, (Stopped, Interrupted)):
