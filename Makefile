@@ -71,7 +71,7 @@ $(VENV)/.light: setup.py pyproject.toml constraints.txt $(shell find parl_like a
 
 $(VENV)/.installed: $(VENV)/.light
 	@echo "installing the other extras and the tools of the tests"
-	@$(PIP) 'parl_like[dev,plot,tb,grid,hdf5,minari,atari,pettingzoo,ray]'  # itself it is there: no second build
+	@$(PIP) 'parl_like[dev,plot,tb,grid,hdf5,minari,atari,pettingzoo,games,ray]'  # itself it is there: no second build
 	@$(PIP) --no-deps minatar  # what it draws with is not needed
 	@touch $@
 

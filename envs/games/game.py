@@ -16,6 +16,8 @@ CHANCE = -1
 """`State.player` where chance moves next."""
 TERMINAL = -2
 """`State.player` where the game is over."""
+SIMULTANEOUS = -3
+"""`State.player` where all players move at once. A move is then one number for all their actions, see `Game.joint`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +94,13 @@ class Game(ABC):
     def start(self) -> State:
         """A new game before its first move."""
 
+    def joint(self, actions: Sequence[int]) -> int:
+        """The move of all players at once: the number of their actions, of which the last player's runs fastest."""
+        number = 0
+        for action in actions:
+            number = number * self.n_actions + operator.index(action)
+        return number
+
     def replay(self, history: Sequence[int]) -> State:
         """The state after these moves of players and chance. Raises ValueError where one is not legal."""
         state = self.start()
@@ -120,11 +129,12 @@ class State(ABC):
     @property
     @abstractmethod
     def player(self) -> int:
-        """Return who moves next: 0 …, `CHANCE` or `TERMINAL`."""
+        """Return who moves next: 0 …, `CHANCE`, `TERMINAL` or `SIMULTANEOUS`."""
 
     @abstractmethod
     def legal(self) -> Sequence[int]:
-        """Legal actions in rising order; of chance the outcomes that can happen; none at the end."""
+        """Legal actions in rising order; of chance the outcomes that can happen; of all at once their joint moves; none at the
+        end."""
 
     @abstractmethod
     def chance(self) -> list[tuple[int, float]]:
@@ -172,6 +182,10 @@ class State(ABC):
         """A state of its own in the same position."""
         return self.game.replay(self.history)
 
+    def legal_of(self, player: int) -> Sequence[int]:
+        """Legal actions of one player, in rising order: of who is to move, or of each where all move at once; else none."""
+        return self.legal() if self.player == player else ()
+
     def mask(self) -> Array:
         """[n_actions] int8: 1 for the legal actions of the player to move; zeros where none is."""
         mask = np.zeros(self.game.n_actions, np.int8)
@@ -190,7 +204,7 @@ class State(ABC):
 
     @staticmethod
     def _name(player: int) -> str:
-        return {CHANCE: "chance", TERMINAL: "nobody"}.get(player, f"player {player}")
+        return {CHANCE: "chance", TERMINAL: "nobody", SIMULTANEOUS: "all"}.get(player, f"player {player}")
 
     def __str__(self) -> str:
         return f"{self.game}: {' '.join(map(str, self.history)) or 'start'}; {self._name(self.player)} to move"

@@ -24,8 +24,8 @@ RUNS_DIR = "runs"  # where `train` makes run directories
 MAX_LINE, MAX_CELL = text.LONGEST - 200, 400  # characters of an error, and of what one cell of a table shows
 _ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
 _EXTRAS = {"plot": "matplotlib", "tb": "tensorboard", "grid": "minigrid", "minigrid": "minigrid", "atari": "ale_py",
-           "mujoco": "mujoco", "box2d": "Box2D", "dm-control": "shimmy", "pettingzoo": "pettingzoo", "hdf5": "h5py",
-           "minari": "minari", "ray": "ray", "peers": "stable_baselines3"}
+           "mujoco": "mujoco", "box2d": "Box2D", "dm-control": "shimmy", "pettingzoo": "pettingzoo", "games": "pyspiel",
+           "hdf5": "h5py", "minari": "minari", "ray": "ray", "peers": "stable_baselines3"}
 """Extra → a module that it brings."""
 
 EPILOG = """Exit codes: 0 done, 1 error, 2 bad usage or configuration, 3 stopped by a signal after a clean save,

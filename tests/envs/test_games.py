@@ -13,15 +13,21 @@ from gymnasium.utils.env_checker import check_env
 from parl_like.algorithms.games import best_response, expected_returns, nash_conv
 from parl_like.envs.games import (
     CHANCE,
+    SIMULTANEOUS,
     TERMINAL,
+    ConnectFour,
     Game,
     GameEnv,
     Kuhn,
     KuhnState,
     Leduc,
+    LiarsDice,
+    MatrixGame,
+    RockPaperScissors,
     State,
     TicTacToe,
     Traits,
+    TurnBased,
     draw,
     uniform,
 )
@@ -29,6 +35,7 @@ from parl_like.envs.pettingzoo import AECPlayer, random_choice
 
 GAMES = {"kuhn": Kuhn, "kuhn3": lambda: Kuhn(3), "leduc": Leduc,
          "tic-tac-toe": TicTacToe}
+MORE = {"liar's dice": LiarsDice, "connect four": ConnectFour, "rps": lambda: TurnBased(RockPaperScissors())}
 each_game = pytest.mark.parametrize("make", GAMES.values(), ids=GAMES)
 
 
@@ -67,7 +74,7 @@ def look(state):
 # ---------------------------------------------------------------------------------------------------------------- every game
 
 
-@each_game
+@pytest.mark.parametrize("make", {**GAMES, **MORE}.values(), ids={**GAMES, **MORE})
 def test_taking_back_restores_everything(make):
     rng = np.random.default_rng(0)
     for _ in range(30):
@@ -83,7 +90,7 @@ def test_taking_back_restores_everything(make):
             state.undo()
 
 
-@each_game
+@pytest.mark.parametrize("make", {**GAMES, **MORE}.values(), ids={**GAMES, **MORE})
 def test_the_shape_of_a_game(make):
     game, rng, lowest, highest, longest = make(), np.random.default_rng(1), 0.0, 0.0, 0
     assert game.traits.n_players == game.n_players
@@ -109,7 +116,7 @@ def test_the_shape_of_a_game(make):
         lowest, highest, longest = min(lowest, *state.returns()), max(highest, *state.returns()), max(longest, moves)
     assert longest <= game.max_moves
     assert game.utility_range[0] <= lowest and highest <= game.utility_range[1]
-    if game.n_players == 2 and not isinstance(game, Leduc):
+    if game.n_players == 2 and not isinstance(game, (Leduc, LiarsDice, ConnectFour)):  # which random play hardly ever fills
         assert (lowest, highest, longest) == (*game.utility_range, game.max_moves)
 
 
@@ -119,7 +126,8 @@ def test_the_longest_and_dearest_hand_of_leduc():
     assert len(end.history) - 3 == Leduc().max_moves
 
 
-@pytest.mark.parametrize("game", [Kuhn(), Kuhn(3), Leduc(), Leduc(suits=True)], ids=str)
+@pytest.mark.parametrize("game", [Kuhn(), Kuhn(3), Leduc(), Leduc(suits=True), LiarsDice(3), TurnBased(RockPaperScissors())],
+                         ids=str)
 def test_tensors_tell_apart_what_keys_tell_apart(game):
     state, tensors, keys = game.start(), {}, {}
 
@@ -136,7 +144,7 @@ def test_tensors_tell_apart_what_keys_tell_apart(game):
     assert len(keys) == len(information_sets(game))
 
 
-@pytest.mark.parametrize("game", [Kuhn(), Kuhn(3), Leduc(), Leduc(suits=True)], ids=str)
+@pytest.mark.parametrize("game", [Kuhn(), Kuhn(3), Leduc(), Leduc(suits=True), LiarsDice(3)], ids=str)
 def test_who_is_asked_and_what_is_legal_follow_from_what_is_known(game):
     sets, state = information_sets(game), game.start()
 
@@ -155,7 +163,8 @@ def test_who_is_asked_and_what_is_legal_follow_from_what_is_known(game):
     walk({player: () for player in range(game.n_players)})
 
 
-@pytest.mark.parametrize(("game", "sets"), [(Kuhn(), 12), (Kuhn(3), 48), (Leduc(), 288), (Leduc(suits=True), 936)], ids=str)
+@pytest.mark.parametrize(("game", "sets"), [(Kuhn(), 12), (Kuhn(3), 48), (Leduc(), 288), (Leduc(suits=True), 936),
+                                              (LiarsDice(3), 192), (TurnBased(RockPaperScissors()), 2)], ids=str)
 def test_the_number_of_information_sets(game, sets):
     assert len(information_sets(game)) == sets
 
@@ -337,6 +346,92 @@ def test_the_view_of_tic_tac_toe():
     assert np.flatnonzero(own).tolist() == [4] and np.flatnonzero(other).tolist() == [0]
     np.testing.assert_array_equal(state.tensor(1).reshape(2, 9), [other, own])
     assert TicTacToe().replay([0, 3, 1, 4, 8, 5]).returns() == (-1.0, 1.0)
+
+
+# --------------------------------------------------------------------------------------------- liar's dice and connect four
+
+
+@pytest.mark.parametrize(("dice", "bids", "returns"), [
+    ((0, 0), (0, 12), (1, -1)), ((0, 1), (6, 12), (-1, 1)), ((0, 5), (6, 12), (1, -1)), ((5, 5), (6, 7, 12), (-1, 1)),
+    ((1, 2), (0, 12), (-1, 1)), ((1, 2), (0, 1, 12), (-1, 1)), ((1, 3), (0, 2, 12), (1, -1)), ((5, 2), (3, 12), (1, -1)),
+])
+def test_who_is_a_liar(dice, bids, returns):
+    """Faces count from 0, and the 5 is every face: 6 says two zeros, 12 doubts."""
+    state = LiarsDice().replay([*dice, *bids])
+    assert state.is_terminal and state.returns() == returns
+
+
+def test_bids_rise():
+    state = LiarsDice().replay([3, 5])
+    assert list(state.legal()) == list(range(12)), "there is nothing to doubt yet"
+    state.apply(9)
+    assert list(state.legal()) == [10, 11, 12] and (state.key(), state.key(0)) == ("5:9", "3:9")
+    assert np.flatnonzero(state.tensor()).tolist() == [1, 2 + 5, 8 + 9]
+    with pytest.raises(ValueError, match="faces is 1; expected 2 to 9"):
+        LiarsDice(1)
+
+
+@pytest.mark.parametrize(("moves", "returns"), [
+    ([0, 1, 0, 1, 0, 1, 0], (1, -1)), ([0, 1, 0, 1, 0, 1, 6, 1], (-1, 1)), ([0, 0, 1, 1, 2, 2, 3], (1, -1)),
+    ([0, 1, 1, 2, 2, 3, 2, 3, 3, 6, 3], (1, -1)), ([3, 2, 2, 1, 1, 0, 1, 0, 0, 6, 0], (1, -1)),
+])
+def test_four_in_a_line(moves, returns):
+    state = ConnectFour().replay(moves[:-1])
+    assert not state.is_terminal
+    state.apply(moves[-1])
+    assert state.is_terminal and state.returns() == returns and not state.legal()
+
+
+def test_the_board_of_connect_four():
+    state = ConnectFour().replay([3, 3, 0])
+    assert state.key().startswith("x..x...|...o...|.......") and str(state).endswith("...o...\nx..x...\n")
+    own, other = state.tensor().reshape(2, 42)
+    assert np.flatnonzero(own).tolist() == [10] and np.flatnonzero(other).tolist() == [0, 3]
+    full = ConnectFour().replay([2] * 6)
+    assert list(full.legal()) == [0, 1, 3, 4, 5, 6]
+
+
+# ----------------------------------------------------------------------------------------------------------- all at once
+
+
+def test_moves_at_once():
+    game = RockPaperScissors()
+    state = game.start()
+    assert state.player == SIMULTANEOUS and game.traits.dynamics == "simultaneous" and "all to move" in str(state)
+    assert [list(state.legal_of(player)) for player in (0, 1)] == [[0, 1, 2]] * 2 and len(state.legal()) == 9
+    state.apply(game.joint([1, 0]))
+    assert state.is_terminal and state.returns() == (1.0, -1.0) and not state.legal_of(0)
+    state.undo()
+    assert state.player == SIMULTANEOUS and not state.mask().any()
+    with pytest.raises(ValueError, match="GameEnv cannot play this game: it needs dynamics 'sequential'"):
+        GameEnv(game)
+
+
+def test_a_matrix_for_three_of_different_sizes():
+    payoffs = np.random.default_rng(0).normal(size=(2, 3, 1, 3))
+    game = MatrixGame(payoffs)
+    assert (game.n_players, game.n_actions, game.traits.utility, game.traits.actions) == (3, 3, "general", "full")
+    turns, state = TurnBased(game), game.start()
+    assert len(state.legal()) == 6 and [len(state.legal_of(p)) for p in range(3)] == [2, 3, 1]
+    for actions in ((0, 0, 0), (1, 2, 0)):
+        assert game.replay([game.joint(actions)]).returns() == turns.replay(actions).returns() == tuple(payoffs[actions])
+    with pytest.raises(ValueError, match="is not legal"):
+        state.apply(game.joint([2, 0, 0]))
+    assert MatrixGame([[[1, 1], [2, 2]]]).traits.utility == "identical"
+
+
+@pytest.mark.parametrize("payoffs", [[1, 2], [[1, np.nan]], [[[1, 2, 3]]], np.zeros((0, 2)), 3.0])
+def test_what_is_no_matrix_game(payoffs):
+    with pytest.raises(ValueError, match="MatrixGame: payoffs have the shape .*; expected finite numbers"):
+        MatrixGame(payoffs)
+
+
+def test_in_turn_nobody_sees_what_was_chosen():
+    turns = TurnBased(RockPaperScissors())
+    assert turns.traits.dynamics == "sequential" and [turns.replay([a]).key() for a in range(3)] == ["1"] * 3
+    assert expected_returns(turns, [lambda state: np.eye(3)[1], lambda state: np.eye(3)[0]]).tolist() == [1.0, -1.0]
+    with pytest.raises(ValueError, match="TurnBased cannot play this game: it needs dynamics 'simultaneous'"):
+        TurnBased(Kuhn())
 
 
 # ----------------------------------------------------------------------------------------------------- one player's environment
