@@ -12,6 +12,7 @@ import operator
 import re
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import gymnasium as gym
@@ -93,6 +94,57 @@ class Ale:
         self.ale.restoreState(self._state_of(state.tobytes()))
 
 
+@dataclass
+class GameProgress:
+    """The progress of a game, beside the emulator's own.
+
+    Attributes:
+        open: An episode is running. life_lost: The last one ended by this, and the game goes on.
+        held: The action that the console holds, an index. lives: Left after the last step.
+        frames: Raw frames of this game so far. length: Its steps. points: Their sum.
+    """
+
+    open: bool = False
+    life_lost: bool = False
+    held: int = 0
+    lives: int = 0
+    frames: int = 0
+    length: int = 0
+    points: float = 0.0
+
+    def begin(self, held: int) -> None:
+        """A new game begins, with this action held."""
+        self.held, self.frames, self.length, self.points = held, 0, 0, 0.0
+
+
+class Pictures:
+    """The newest screens of a console, and what is made of them.
+
+    Args:
+        shape: Rows and columns of a screen. size: Of a picture. grey: See `Atari`.
+
+    Attributes:
+        screens: [2, rows, columns, 3] uint8, the newest first. channels: Of a picture, 1 or 3.
+    """
+
+    def __init__(self, shape: tuple[int, int], size: tuple[int, int], grey: bool) -> None:
+        self.size, self.grey, self.channels = size, grey, 1 if grey else 3
+        self.screens = np.zeros((2, *shape, 3), np.uint8)
+        self._maximum = np.empty((*shape, 3), np.uint8)
+
+    def newest(self) -> Array:
+        """Return the picture of the newest screen, [channels, *size] uint8, in memory of its own."""
+        return self._of(self.screens[0])
+
+    def maximum(self) -> Array:
+        """Return the picture of the maximum of both screens; see `newest`."""
+        return self._of(np.maximum(self.screens[0], self.screens[1], out=self._maximum))
+
+    def _of(self, screen: Array) -> Array:
+        return area_resize((luminance(screen) if self.grey else screen).reshape(*screen.shape[:2], -1).transpose(2, 0, 1),
+                           self.size)
+
+
 class Atari(gym.Env[Any, Any]):
     """A game whose observation is a stack of small pictures.
 
@@ -160,19 +212,16 @@ class Atari(gym.Env[Any, Any]):
         actions = list(self.emulator.actions)
         self._noop = actions.index("NOOP")
         self._fire = actions.index("FIRE") if fire and "FIRE" in actions else None
-        self.grey, self.frame_skip, self.noop_max, self.life_loss = grey, frame_skip, noop_max, life_loss
+        self.frame_skip, self.noop_max, self.life_loss = frame_skip, noop_max, life_loss
         self.sticky, self.clip_reward, self.max_frames = sticky, clip_reward, max_frames
         self.frame_stack_n = stack
         self.render_mode = render_mode
         self.metadata = {"render_modes": ["rgb_array"], "render_fps": max(1, 60 // frame_skip)}
         self.action_space = gym.spaces.Discrete(len(actions))
-        self.observation_space = gym.spaces.Box(0, 255, (stack * (1 if grey else 3), *self.size), np.uint8)
-        self._screens = np.zeros((2, rows, columns, 3), np.uint8)  # the newest first
-        self._pooled = np.empty((rows, columns, 3), np.uint8)
+        self._pictures = Pictures((rows, columns), self.size, grey)
+        self.observation_space = gym.spaces.Box(0, 255, (stack * self._pictures.channels, *self.size), np.uint8)
         self._stack: deque[Array] = deque(maxlen=stack)
-        self._open = False  # an episode is running
-        self._life_lost = False  # the last one ended by this, and the game goes on
-        self._held, self._lives, self._frames, self._length, self._return = self._noop, 0, 0, 0, 0.0
+        self._game = GameProgress(held=self._noop)
 
     # ---- one episode
 
@@ -184,7 +233,7 @@ class Atari(gym.Env[Any, Any]):
         """
         super().reset(seed=seed)
         options = dict(options or {})
-        new = bool(options.pop("real", False)) or seed is not None or not self._life_lost
+        new = bool(options.pop("real", False)) or seed is not None or not self._game.life_lost
         if options:
             raise ValueError(f"Atari: reset has no option {', '.join(map(repr, options))}; there is 'real'")
         if seed is not None:
@@ -201,35 +250,36 @@ class Atari(gym.Env[Any, Any]):
                 break
         else:
             raise RuntimeError(f"Atari: the game was over {RESTARTS} times in a row before it could begin")
-        self._lives = self.emulator.lives()
-        self._open, self._life_lost = True, False
+        game = self._game
+        game.lives, game.open, game.life_lost = self.emulator.lives(), True, False
         self._stack.extend([picture] * self.frame_stack_n)
-        return np.concatenate(self._stack), info | {"lives": self._lives, "frames": self._frames}
+        return np.concatenate(self._stack), info | {"lives": game.lives, "frames": game.frames}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
-        if not self._open:
+        game = self._game
+        if not game.open:
             raise gym.error.ResetNeeded("Atari: reset before the first step, and after an episode's end")
         action = operator.index(action)
         if not 0 <= action < len(self.emulator.actions):
             raise ValueError(f"Atari: action is {action}; expected 0 … {len(self.emulator.actions) - 1}")
         points, picture = self._repeat(action)
-        self._length += 1
+        game.length += 1
         self._stack.append(picture)
         over, truncated, lives = self.emulator.over(), self._at_limit(), self.emulator.lives()
         # Some games show no lives for some frames before they are over; the end that counts comes then.
-        lost = self.life_loss and 0 < lives < self._lives
-        self._lives = lives
+        lost = self.life_loss and 0 < lives < game.lives
+        game.lives = lives
         real_done = over or truncated
-        self._life_lost = lost and not real_done
-        self._open = not (lost or real_done)
-        info = {"lives": lives, "frames": self._frames, "raw_reward": points, "real_done": real_done}
+        game.life_lost = lost and not real_done
+        game.open = not (lost or real_done)
+        info = {"lives": lives, "frames": game.frames, "raw_reward": points, "real_done": real_done}
         if real_done:
-            info |= {"real_return": self._return, "real_length": self._length}
+            info |= {"real_return": game.points, "real_length": game.length}
         reward = points if self.clip_reward is None else min(max(points, -self.clip_reward), self.clip_reward)
         return np.concatenate(self._stack), reward, over or lost, truncated, info
 
     def render(self) -> Any:
-        return self._screens[0].copy() if self.render_mode == "rgb_array" else None
+        return self._pictures.screens[0].copy() if self.render_mode == "rgb_array" else None
 
     # ---- inside
 
@@ -238,54 +288,48 @@ class Atari(gym.Env[Any, Any]):
         self._begin()
         if self.noop_max:
             for _ in range(int(self.np_random.integers(1, self.noop_max + 1))):
-                self._return += self._frame(self._noop)
+                self._game.points += self._frame(self._noop)
                 if self.emulator.over():
                     self._begin()
-        self.emulator.screen(self._screens[0])
-        return self._picture(self._screens[0])
+        self.emulator.screen(self._pictures.screens[0])
+        return self._pictures.newest()
 
     def _begin(self) -> None:
         self.emulator.reset()
-        self._held, self._frames, self._length, self._return = self._noop, 0, 0, 0.0
+        self._game.begin(self._noop)
 
     def _press(self, action: int, info: dict[str, Any]) -> tuple[Array, bool]:
-        """Repeats an action inside of a reset: the picture, and whether that ended the game, which `info` then tells."""
+        """Repeats an action inside of a reset: the picture, and whether that ended the game, which `info` then says."""
         picture = self._repeat(action)[1]
         done = self.emulator.over() or self._at_limit()
         if done:
-            info |= {"real_done": True, "real_return": self._return, "real_length": self._length}
+            info |= {"real_done": True, "real_return": self._game.points, "real_length": self._game.length}
         return picture, done
 
     def _repeat(self, action: int) -> tuple[float, Array]:
         """Holds an action for `frame_skip` raw frames, less where the game ends: the points, and the picture."""
-        n = self.frame_skip if self.max_frames is None else min(self.frame_skip, self.max_frames - self._frames)
-        points, seen = 0.0, 0
+        n = self.frame_skip if self.max_frames is None else min(self.frame_skip, self.max_frames - self._game.frames)
+        points, seen, screens = 0.0, 0, self._pictures.screens
         for i in range(n):
             points += self._frame(action)
             over = self.emulator.over()
             if i >= n - 2 or over:
-                self._screens[1], seen = self._screens[0], seen + 1
-                self.emulator.screen(self._screens[0])
+                screens[1], seen = screens[0], seen + 1
+                self.emulator.screen(screens[0])
             if over:
                 break
-        self._return += points
+        self._game.points += points
         # Of this repetition only: what an older one left is no part of the maximum.
-        pooled = self._screens[0] if seen < 2 else np.maximum(self._screens[0], self._screens[1], out=self._pooled)
-        return points, self._picture(pooled)
+        return points, self._pictures.newest() if seen < 2 else self._pictures.maximum()
 
     def _frame(self, action: int) -> float:
         if not self.sticky or self.np_random.random() >= self.sticky:
-            self._held = action
-        self._frames += 1
-        return self.emulator.act(self._held)
+            self._game.held = action
+        self._game.frames += 1
+        return self.emulator.act(self._game.held)
 
     def _at_limit(self) -> bool:
-        return self.max_frames is not None and self._frames >= self.max_frames
-
-    def _picture(self, screen: Array) -> Array:
-        """[channels, rows, columns] of a screen, in memory of its own."""
-        return area_resize((luminance(screen) if self.grey else screen).reshape(*screen.shape[:2], -1).transpose(2, 0, 1),
-                           self.size)
+        return self.max_frames is not None and self._game.frames >= self.max_frames
 
     # ---- state
 
@@ -299,9 +343,9 @@ class Atari(gym.Env[Any, Any]):
         if not self._stack:
             raise gym.error.ResetNeeded("Atari: reset before clone_state")
         return {
-            "emulator": self.emulator.clone(), "screen": self._screens[0].copy(), "stack": np.stack(self._stack),
+            "emulator": self.emulator.clone(), "screen": self._pictures.screens[0].copy(), "stack": np.stack(self._stack),
             "rng": self.np_random.bit_generator.state, "seed": self.np_random_seed,
-            "counters": {name: getattr(self, name) for name in COUNTERS},
+            "counters": asdict(self._game),
         }  # fmt: skip
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
@@ -310,17 +354,16 @@ class Atari(gym.Env[Any, Any]):
         Raises:
             ValueError: the state is of other pictures.
         """
-        expected = (self.frame_stack_n, 1 if self.grey else 3, *self.size)
-        if state["stack"].shape != expected or state["screen"].shape != self._screens.shape[1:]:
+        expected = (self.frame_stack_n, self._pictures.channels, *self.size)
+        if state["stack"].shape != expected or state["screen"].shape != self._pictures.screens.shape[1:]:
             raise ValueError(f"Atari: the state holds frames {state['stack'].shape}, screen {state['screen'].shape}; "
-                             f"expected {expected} and {self._screens.shape[1:]}: make the environment as it was")
+                             f"expected {expected} and {self._pictures.screens.shape[1:]}: make the environment as it was")
         self.emulator.restore(state["emulator"])
-        self._screens[0] = state["screen"]
+        self._pictures.screens[0] = state["screen"]
         self._stack.extend(state["stack"].copy())
         self.np_random.bit_generator.state = state["rng"]
         self._np_random_seed = state["seed"]
-        for name in COUNTERS:
-            setattr(self, name, state["counters"][name])
+        self._game = GameProgress(**state["counters"])
 
 
 def named_by(env_id: str) -> dict[str, Any] | None:
@@ -358,9 +401,6 @@ def with_game(env_id: str, game: Mapping[str, Any], options: Mapping[str, Any]) 
         raise ValueError(f"{env_id!r} names a game, and so does the option game={options['game']!r}; leave one out, or write "
                          "Atari-v0 for the id")
     return {**game, **options}
-
-
-COUNTERS = ("_open", "_life_lost", "_held", "_lives", "_frames", "_length", "_return")
 
 
 def rom_name(game: str) -> str:

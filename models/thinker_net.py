@@ -51,6 +51,44 @@ class Unroll(NamedTuple):
     z: Tensor | None = None
 
 
+class ImaginedFrames:
+    """The way from a decoded frame to an imagined observation.
+
+    Args:
+        shape: Of observations. stack: Frames in one, along its first axis.
+        carried: Whether nodes carry frames on at all.
+        sigmoid, residual: See `ThinkerNet`.
+
+    Attributes:
+        frame: Length of the first axis of one frame.
+        kept: Length of the first axis of what a node carries on, the newest frames of its observation; 0: it carries nothing.
+    """
+
+    def __init__(self, shape: tuple[int, ...], stack: int, *, carried: bool, sigmoid: bool, residual: bool) -> None:
+        self.whole, self.frame, self.sigmoid, self.residual = shape[0], shape[0] // stack, sigmoid, residual
+        self.kept = 0 if not carried else self.whole - self.frame if stack > 1 else self.frame if residual else 0
+
+    def of(self, decoded: Tensor, last: Tensor | None) -> Tensor:
+        """Return what is imagined, [N, ...] normalised: the frames `last`, if only the newest of a stack is imagined, and the
+        `decoded` one."""
+        frame = decoded
+        if self.residual:
+            assert last is not None
+            before = last[:, -self.frame :].detach()  # each step answers for its own change
+            frame = frame + (before.logit(0.02) if self.sigmoid else before)
+        if self.sigmoid:
+            frame = frame.sigmoid()
+        return frame if last is None or self.frame == self.whole else torch.cat([last, frame], 1)
+
+    def settled(self, x: Tensor) -> Tensor:
+        """Return an imagined observation as one to start from."""
+        return (x > 0.5).float() if self.sigmoid else x.detach()
+
+    def last(self, x: Tensor) -> Tensor | None:
+        """Return what a node with this observation carries on; None: nothing."""
+        return x[:, -self.kept :] if self.kept else None
+
+
 class ThinkerNet(Model):
     """World model for planning over Discrete actions, see the text of this module. Actions are indices from 0, int64 [N].
 
@@ -116,14 +154,14 @@ class ThinkerNet(Model):
             raise ValueError("ThinkerNet: " + unknown("net", net, ("dual", "single", "perfect")))
         self.shape: tuple[int, ...] = obs.shape
         self.n, self.net = int(act.n), net
-        self.image, self.dual = len(obs.shape) == 3, net == "dual"
+        image = len(obs.shape) == 3
         decodes = self.dual and decoder_depth == 0
         for broken, message in (
             (blocks < 0 or channels < 2 or channels % 2 or (vp_channels or 2) % 2,
              f"blocks {blocks}, channels {channels}, vp_channels {vp_channels}; expected blocks ≥ 0 and even channels"),
             (len(strides) != 4 or any(stride not in (1, 2) for stride in strides),
              f"strides is {tuple(strides)}; expected four numbers, each 1 or 2"),
-            (not 0 <= decoder_depth <= 4 or (decoder_depth and not (self.image and self.dual)),
+            (not 0 <= decoder_depth <= 4 or (decoder_depth and not (image and self.dual)),
              f"decoder_depth is {decoder_depth}; expected 0 … 4, and above 0 only with net='dual' and images (C, H, W)"),
             (decoder_depth and vp_channels not in (None, channels),
              f"decoder_depth {decoder_depth} hands SR's features to VP, so vp_channels must be {channels}, got {vp_channels}"),
@@ -142,14 +180,13 @@ class ThinkerNet(Model):
                 raise ValueError(f"ThinkerNet: {message}")
         self._set_bounds(obs, bounds)
         self.depth, self.latent, self.low_precision = decoder_depth, latent_planning, half
-        self.sigmoid, self.residual, self.markov = sigmoid, residual, markov
-        self.predict_done = predict_done and net != "perfect"
+        self.markov, self.predict_done = markov, predict_done and net != "perfect"
         self.reward_clip, self.value_clip = reward_clip, None if reward_clip is None else reward_clip / (1.0 - gamma)
-        self.frame = obs.shape[0] // frame_stack
+        self.frames = ImaginedFrames(self.shape, frame_stack, carried=decodes, sigmoid=sigmoid, residual=residual)
         self.code = make_encoding(value_encoding, squash)
 
         def parts(channels: int) -> ImageParts | VectorParts:
-            if self.image:
+            if image:
                 return ImageParts(self.shape, self.n, channels, blocks, strides, recurrent_norm)
             return VectorParts(self.shape, self.n, channels, blocks)
 
@@ -170,10 +207,8 @@ class ThinkerNet(Model):
         if self.dual:
             sr = parts(channels)
             self._shapes = {"sr_h": sr.shape, **self._shapes}
-            kept = self.shape[0] - self.frame if frame_stack > 1 else self.frame if residual else 0
-            self.kept = kept if decoder_depth == 0 else 0
-            if self.kept and not latent_planning:
-                self._shapes["last_x"] = (self.kept, *self.shape[1:])
+            if self.frames.kept and not latent_planning:
+                self._shapes["last_x"] = (self.frames.kept, *self.shape[1:])
             self.sr_encoder, self.sr_decoder = sr.encoder(), sr.decoder(self.frame, decoder_depth)
             self.sr_rnn, self.sr_heads = sr.recurrence(sr.size), heads(sr, imagined)
             if latent_planning:
@@ -196,6 +231,21 @@ class ThinkerNet(Model):
             self.register_buffer(name, torch.tensor(value, dtype=torch.float32), persistent=False)
 
     # ------------------------------------------------------------------------------------------------------- shapes and scales
+
+    @property
+    def dual(self) -> bool:
+        """True where there is an SR beside VP."""
+        return self.net == "dual"
+
+    @property
+    def frame(self) -> int:
+        """Length of the first axis of one frame of an observation."""
+        return self.frames.frame
+
+    @property
+    def sigmoid(self) -> bool:
+        """True where images are decoded through a sigmoid."""
+        return self.frames.sigmoid
 
     def inputs(self) -> dict[str, Spec]:
         """A planning request: the kind of call `op` (0 initial, 1 recurrent), what it reads, and the places of nodes in the table
@@ -267,26 +317,12 @@ class ThinkerNet(Model):
         if self.dual:
             state = {"sr_h": self.sr_encoder(x, a).float(), **state}
         if "last_x" in self._shapes:
-            state["last_x"] = x[:, -self.kept :]
+            state["last_x"] = x[:, -self.frames.kept :]
         return state
 
-    def _settled(self, x: Tensor) -> Tensor:
-        """An imagined observation as one to start from."""
-        return (x > 0.5).float() if self.sigmoid else x.detach()
-
     def _image(self, h: Tensor, last: Tensor | None) -> Tensor:
-        """Return what SR imagines: the frames `last`, if it imagines the newest of a stack, and the decoded one."""
-        frame: Tensor = self.sr_decoder(h).float()
-        if self.residual:
-            assert last is not None
-            before = last[:, -self.frame :].detach()  # each step answers for its own change
-            frame = frame + (before.logit(0.02) if self.sigmoid else before)
-        if self.sigmoid:
-            frame = frame.sigmoid()
-        return frame if last is None or self.frame == self.shape[0] else torch.cat([last, frame], 1)
-
-    def _last(self, x: Tensor) -> Tensor | None:
-        return x[:, -self.kept :] if self.kept else None
+        """Return what SR imagines, see `ImaginedFrames.of`."""
+        return self.frames.of(self.sr_decoder(h).float(), last)
 
     def _feature(self, h: Tensor, x: Tensor | None, a: Tensor) -> Tensor:
         """z for VP, from SR's hidden state or from the image."""
@@ -356,12 +392,12 @@ class ThinkerNet(Model):
                 x = None if self.latent and not decode else self._image(h, state.get("last_x"))
                 if self.markov:
                     assert x is not None
-                    after = self._root(self._settled(x), a)
+                    after = self._root(self.frames.settled(x), a)
                 else:
                     after = {"sr_h": h.float(), "vp_h": self._vp(state["vp_h"], self._feature(h, x, a), a).float()}
                     if "last_x" in self._shapes:
                         assert x is not None
-                        after["last_x"] = x[:, -self.kept :]
+                        after["last_x"] = x[:, -self.frames.kept :]
                 out = self.vp_heads(after["vp_h"])
             else:
                 after = {"vp_h": self._vp(state["vp_h"], None, a).float()}
@@ -384,7 +420,7 @@ class ThinkerNet(Model):
         if not self.dual:
             raise ValueError(f"ThinkerNet: net={self.net!r} has no decoder; images need net='dual'")
         with self._precision(state["sr_h"].device):
-            return state["last_x"][:, -self.frame :] if self.residual else self._image(state["sr_h"], None)
+            return state["last_x"][:, -self.frame :] if self.frames.residual else self._image(state["sr_h"], None)
 
     # ---------------------------------------------------------------------------------------------------------------- learning
 
@@ -404,17 +440,17 @@ class ThinkerNet(Model):
             imagined: list[Tensor] = []
             images: list[Tensor] = []
             if self.dual:
-                h, last = self.sr_encoder(x, a[:, 0]), self._last(x)
+                h, last = self.sr_encoder(x, a[:, 0]), self.frames.last(x)
                 for t in range(1, a.shape[1]):
                     h = self.sr_rnn(h, a[:, t])
                     imagined.append(h)
                     images.append(self._image(h, last))
-                    last = self._last(images[-1])
+                    last = self.frames.last(images[-1])
                     if self.markov and t < a.shape[1] - 1:
-                        settled = self._settled(images[-1])
-                        h, last = self.sr_encoder(settled, a[:, t]), self._last(settled)
+                        settled = self.frames.settled(images[-1])
+                        h, last = self.sr_encoder(settled, a[:, t]), self.frames.last(settled)
             if self.markov:
-                hidden = self._each(self._vp_root, torch.stack([x, *(self._settled(image) for image in images)], 1), a)
+                hidden = self._each(self._vp_root, torch.stack([x, *(self.frames.settled(image) for image in images)], 1), a)
                 z = hidden[:, 1:]
             else:
                 h, steps, features = self._vp_root(x, a[:, 0]), [], []

@@ -9,8 +9,8 @@ ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("parl_like", "algorithms", "models", "envs", "robots")
 ATTRIBUTES, METHODS = 20, 30
 
-MORE_ATTRIBUTES: dict[str, str] = {
-    "ThinkerNet": "to be divided", "Atari": "to be divided", "AugmentedEnv": "to be divided",
+MORE_ATTRIBUTES = {
+    "ThinkerNet": "its nine networks keep the names that saved parameters have, beside twelve settings of their one forward pass",
 }
 MORE_METHODS = {
     "Batch": "it does what a dict and an array do", "ReplayBuffer": "all that is asked of rows", "Robot": "what users call",

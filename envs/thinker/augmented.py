@@ -13,15 +13,11 @@ from gymnasium.vector.utils import batch_space
 
 from parl_like.environment.state import clone_state, restore_state
 from parl_like.envs.thinker.layout import Layout
+from parl_like.envs.thinker.stages import Ask, NodeAnswers, PlanningStage, RealEpisodes
 from parl_like.envs.thinker.tree import Plan, Tree, TreeState
 from parl_like.values.spec import Array
 
 log = logging.getLogger(__name__)
-
-Ask = Callable[[dict[str, Array]], Mapping[str, Array]]
-"""Requests to the world model, N rows of `op` (0 initial, 1 recurrent), `obs`, `act` (0 … A − 1), `parent`, `node` (places of
-hidden states), to replies `r`, `done` (a probability), `v` [N], `logits` [N, A], and where they are wanted `hs` and `x`."""
-
 
 
 class Curiosity(NamedTuple):
@@ -76,13 +72,13 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         h_shape, x_shape: Shapes of the replies' `hs` and `x` (`ThinkerNet.hs_shape`, `x_shape`), which are then shown; None: are
             not.
         return_double, curiosity: See above. Features need replies `z` of the world model.
-        nodes: First of the `n_nodes` places that this environment uses in the world model's table.
+        nodes: First of the places that this environment uses in the world model's table, `answers.n_nodes` of them.
         tree: Options of `Tree`, but for `perfect` and `phase`.
 
     Attributes:
         tree: The `Tree`.
         n_actions, start: Primary actions, and the number of the environment's first.
-        n_nodes: Places of hidden states.
+        answers: Of the world model, see `NodeAnswers`.
 
     Raises:
         ValueError, TypeError: environments that do not fit; the message says which way out there is.
@@ -94,37 +90,43 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         return_double: bool = False, curiosity: Curiosity | None = None, nodes: int = 0, **tree: Any,
     ) -> None:
         check_envs(envs)
-        self.envs, self.ask, self.reward_clip, self.return_double, self.nodes = envs, ask, reward_clip, return_double, nodes
+        self.envs, self.reward_clip, self.return_double = envs, reward_clip, return_double
         self.curiosity = curiosity
         self.num_envs = n = int(envs.num_envs)
         act: Any = envs.single_action_space
         self.n_actions, self.start = int(act.n), int(act.start)
         # The second shows what a final observation looks like as the root of a tree; no step of it is ever taken.
         self.tree, self._sprout = (Tree(m, self.n_actions, K, perfect=perfect is not None, **tree) for m in (n, 1))
-        self.n_nodes = n * self.tree.capacity + n  # the last n: final observations
-        self.perfect = None if perfect is None else perfect(self.n_nodes)
-        self._kept = {name: np.zeros((self.n_nodes, *shape), np.float32)  # by slot
-                      for name, shape in (("hs", h_shape), ("xs", x_shape)) if shape is not None}
+        n_nodes = n * self.tree.capacity + n  # the last n: final observations
+        self.perfect = None if perfect is None else perfect(n_nodes)
+        self.answers = NodeAnswers(ask, n_nodes, nodes, h_shape, x_shape)
+        self._episodes, self._stage = RealEpisodes(n), PlanningStage(np.zeros(n, np.int64), curiosity is not None)
         self.single_observation_space, self.single_action_space = augmented_spaces(
             envs.single_observation_space, self.tree.layout, h_shape, x_shape, return_double, curiosity is not None)
         self.action_space = batch_space(self.single_action_space, n)
         self.observation_space = batch_space(self.single_observation_space, n)
         self.metadata = {**envs.metadata, "autoreset_mode": AutoresetMode.SAME_STEP}
         self.render_mode = envs.render_mode
-        self._begun = False
         box: Any = envs.single_observation_space
         # Where x is wanted, and values can leave the bounds that it is normalised by. None: there is nothing (more) to look at.
         whole = box.dtype.kind in "iu" and (np.iinfo(box.dtype).min, np.iinfo(box.dtype).max) == (box.low.min(), box.high.max())
         self._bounds = None if x_shape is None or whole else box
+
+    @property
+    def ask(self) -> Ask:
+        """The world model; another one may take its place between two steps."""
+        return self.answers.ask
+
+    @ask.setter
+    def ask(self, ask: Ask) -> None:
+        self.answers.ask = ask
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
         """Begins episodes and trees in all environments; `seed` and `options` are for those."""
         if options and "reset_mask" in options:
             raise ValueError("AugmentedEnv: reset_mask is not supported; environments are stepped and reset together")
         obs, info = self.envs.reset(seed=seed, options=options)
-        n = self.num_envs
-        self._begun, self._obs = True, np.asarray(obs)
-        self._returns, self._steps, self._surprises = np.zeros(n), np.zeros(n, np.int64), np.zeros(n, np.float32)
+        self._episodes.begin(np.asarray(obs))
         seen, more = self.plant()
         return seen, {**info, **more}
 
@@ -133,12 +135,11 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         self._warn_outside()
         n = self.num_envs
         roots, none = np.arange(n) * self.tree.capacity, np.zeros(n, bool)
-        reply = self._answer(0, self._obs, np.zeros(n, np.int64), roots, roots)
+        reply = self.answers.of(0, self._episodes.obs, np.zeros(n, np.int64), roots, roots)
         state = self.tree.begin(reply["v"], reply["logits"])
         if self.perfect is not None:
             self.perfect.take(roots)
-        self._roots, self._im_returns, self._surprise = roots, np.zeros(n, np.float32), np.zeros(n, np.float32)
-        self._act, self._rew = np.zeros((n, 2), np.int64), np.zeros((n, 2 + (self.curiosity is not None)), np.float32)
+        self._stage = PlanningStage(roots, self.curiosity is not None)
         return self._observation(state), self._info(state, False, {}, none, none)
 
     def clone_state(self) -> dict[str, Any]:
@@ -148,16 +149,14 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         Raises:
             TypeError: the real environments cannot clone their state (`parl_like.environment.state`).
         """
-        if not self._begun:
+        if not self._episodes.begun:
             raise gym.error.ResetNeeded("AugmentedEnv: clone_state() before reset()")
-        return {"envs": clone_state(self.envs), "obs": self._obs.copy(), "returns": self._returns.copy(),
-                "steps": self._steps.copy(), "surprises": self._surprises.copy()}
+        return {"envs": clone_state(self.envs), **self._episodes.state_dict()}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Goes back to these episodes. Raises ValueError: they are of other environments."""
         restore_state(self.envs, state["envs"])
-        self._begun, self._obs, self._returns = True, state["obs"].copy(), state["returns"].copy()
-        self._steps, self._surprises = state["steps"].copy(), state["surprises"].copy()
+        self._episodes.load_state_dict(state)
 
     def step(self, actions: Any) -> tuple[dict[str, Array], Array, Array, Array, dict[str, Any]]:
         """One augmented step of all environments.
@@ -169,10 +168,10 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         Raises:
             ValueError: an action is out of its range, or the array has another shape; nothing has happened then.
         """
-        if not self._begun:
+        if not self._episodes.begun:
             raise gym.error.ResetNeeded("AugmentedEnv: step() before reset()")
         actions = np.asarray(actions)
-        n = self.num_envs
+        n, episodes, stage = self.num_envs, self._episodes, self._stage
         if actions.shape != (n, 2) or actions.dtype.kind not in "iub":
             raise ValueError(f"AugmentedEnv: actions are {actions.shape} {actions.dtype}; expected ({n}, 2) integers: primary "
                              "action, reset")
@@ -184,24 +183,24 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         if real:
             obs, rew, terminated, truncated, info = self.envs.step(primary + self.start)
             # What the model expects, before the old root's place is another's; its state goes where none is asked for later.
-            expected = {} if self.curiosity is None else self._answer(
-                1, self._obs, primary, self._roots, n * self.tree.capacity + np.arange(n))
-            self._obs, rew, ended = np.asarray(obs), np.asarray(rew, np.float64), np.logical_or(terminated, truncated)
+            expected = {} if self.curiosity is None else self.answers.of(
+                1, episodes.obs, primary, stage.roots, n * self.tree.capacity + np.arange(n))
+            episodes.obs, rew, ended = np.asarray(obs), np.asarray(rew, np.float64), np.logical_or(terminated, truncated)
             cut = _own(info, "truncated_done", ended, np.zeros(n, bool)) & ended
             terminated, truncated = terminated & ~cut, truncated | cut
             self._warn_outside()
             reply = self._first_look(plan.root_slot, primary, ended, np.flatnonzero(truncated), info)
-            self._roots = plan.root_slot
+            stage.roots = plan.root_slot
             if self.curiosity is not None:
-                self._surprise = _surprise(self.curiosity, expected, reply, self._clipped(rew), ended)
+                stage.surprise = _surprise(self.curiosity, expected, reply, self._clipped(rew), ended)
             state = self.tree.update(None, (self._clipped(rew), ended, reply["v"][:n], reply["logits"][:n]))
         else:
             state = self.tree.update(self._imagine(plan) if len(plan.expand) else None)
-        self._act = actions.astype(np.int64)
-        surprise = [] if self.curiosity is None else [self._surprise * real]
-        self._rew = np.stack([self._clipped(rew), state.im_reward, *surprise], 1).astype(np.float32)
-        self._returns += rew
-        self._steps += real or self.tree.layout.generation == "G1"
+        stage.act = actions.astype(np.int64)
+        surprise = [] if self.curiosity is None else [stage.surprise * real]
+        stage.rew = np.stack([self._clipped(rew), state.im_reward, *surprise], 1).astype(np.float32)
+        episodes.returns += rew
+        episodes.steps += real or self.tree.layout.generation == "G1"
         more = self._info(state, real, info, terminated, truncated)
         observation = self._observation(state)
         if real and ended.any():
@@ -210,10 +209,11 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
 
     def _warn_outside(self) -> None:
         """Warns, once, of observations outside the bounds of their space."""
-        if self._bounds is not None and ((self._obs < self._bounds.low) | (self._obs > self._bounds.high)).any():
+        obs = self._episodes.obs
+        if self._bounds is not None and ((obs < self._bounds.low) | (obs > self._bounds.high)).any():
             log.warning("observations have values from %g to %g, and their space says %s; `xs` leave [0, 1] there. Declare the "
                         "bounds that hold, or clip the observations (gymnasium.wrappers.TransformObservation)",
-                        self._obs.min(), self._obs.max(), self._bounds)
+                        obs.min(), obs.max(), self._bounds)
             self._bounds = None
 
     def _clipped(self, rew: Array) -> Array:
@@ -226,66 +226,54 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         were cut; the states of these go to places that no tree uses."""
         if self.perfect is not None:
             self.perfect.take(slots)
-        obs, act = self._obs, np.where(ended, 0, primary)
+        obs, act = self._episodes.obs, np.where(ended, 0, primary)
         if len(cut):
             obs = np.concatenate([obs, np.stack([np.asarray(info["final_obs"][i]) for i in cut.tolist()])])
             act, slots = np.append(act, primary[cut]), np.append(slots, self.num_envs * self.tree.capacity + cut)
-        return self._answer(0, obs, act, slots, slots)
+        return self.answers.of(0, obs, act, slots, slots)
 
     def _imagine(self, plan: Plan) -> tuple[Array, Array, Array, Array]:
         """(r, v, done, logits) of the nodes that are expanded."""
         if self.perfect is None:
             # Only initial rows are asked with an observation; these carry some that need no copy.
-            reply = self._answer(1, self._obs[: len(plan.expand)], plan.action, plan.parent_slot, plan.child_slot)
+            reply = self.answers.of(1, self._episodes.obs[: len(plan.expand)], plan.action, plan.parent_slot, plan.child_slot)
             return reply["r"], reply["v"], reply["done"] > 0.5, reply["logits"]
         seen, rew, over = self.perfect.step(plan.parent_slot, plan.child_slot, plan.action + self.start)
-        reply = self._answer(0, seen, plan.action, plan.child_slot, plan.child_slot)
+        reply = self.answers.of(0, seen, plan.action, plan.child_slot, plan.child_slot)
         return self._clipped(rew), reply["v"], over, reply["logits"]
-
-    def _answer(self, op: int, obs: Array, act: Array, parent: Array, node: Array) -> Mapping[str, Array]:
-        """One call of the model; what is shown of the nodes is kept."""
-        reply = self.ask({"obs": obs, "op": np.full(len(node), op), "act": act, "parent": parent + self.nodes,
-                          "node": node + self.nodes})
-        for name, column in self._kept.items():
-            there = "hs" if name == "hs" else "x"
-            if there not in reply:
-                raise ValueError(f"AugmentedEnv: {name} is wanted, and the world model returns no {there!r}; build it with "
-                                 f"return_{name[0]}=True")
-            column[node] = reply[there]
-        return reply
 
     # ---- what is seen
 
     def _observation(self, state: TreeState) -> dict[str, Array]:
-        out = {"tree_reps": state.features, "real_states": self._obs}
-        for name, column in self._kept.items():
+        out = {"tree_reps": state.features, "real_states": self._episodes.obs}
+        for name, column in self.answers.kept.items():
             shown = column[state.current_slot]
             shown[state.current_done] = 0.0
             out[name] = np.concatenate([column[state.root_slot], shown], 1) if self.return_double else shown
-        return {**out, "last_act": self._act, "last_rew": self._rew, "step_status": state.step_status}
+        return {**out, "last_act": self._stage.act, "last_rew": self._stage.rew, "step_status": state.step_status}
 
     def _info(self, state: TreeState, real: bool, info: Mapping[str, Any], terminated: Array, truncated: Array) -> dict[str, Any]:
-        n = self.num_envs
+        n, episodes, stage = self.num_envs, self._episodes, self._stage
         ended = np.logical_or(terminated, truncated)
         whole = _own(info, "real_done", ended, ended)
-        self._im_returns += state.im_reward
+        stage.im_returns += state.im_reward
         out = {
-            "imagined": np.full(n, not real), "im_reward": state.im_reward, "im_episode_return": self._im_returns.copy(),
+            "imagined": np.full(n, not real), "im_reward": state.im_reward, "im_episode_return": stage.im_returns.copy(),
             "baseline": state.baseline, "max_rollout_depth": state.max_rollout_depth, "step_status": state.step_status,
-            "episode_return": self._returns.astype(np.float32), "episode_step": self._steps.copy(), "real_done": whole,
+            "episode_return": episodes.returns.astype(np.float32), "episode_step": episodes.steps.copy(), "real_done": whole,
             "truncated_done": _own(info, "truncated_done", ended, np.asarray(truncated, bool)),
             "cost": _own(info, "cost", ended, np.zeros(n, bool)),
         }
         if "dropped" in info:
             out["dropped"] = info["dropped"]
         if self.curiosity is not None:
-            out["cur_reward"] = self._surprise * np.float32(real)
-            self._surprises += out["cur_reward"]
-            out["cur_episode_return"] = self._surprises.copy()
-            self._surprises[whole] = 0.0
+            out["cur_reward"] = stage.surprise * np.float32(real)
+            episodes.surprises += out["cur_reward"]
+            out["cur_episode_return"] = episodes.surprises.copy()
+            episodes.surprises[whole] = 0.0
         if real:
-            self._im_returns[:] = 0.0
-        self._returns[whole], self._steps[whole] = 0.0, 0
+            stage.im_returns[:] = 0.0
+        episodes.returns[whole], episodes.steps[whole] = 0.0, 0
         return out
 
     def _final_obs(
@@ -304,9 +292,9 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
                     features[layout.slices[name]] = np.arange(self.n_actions) == primary[i]
                 if layout.generation == "G2":
                     for name in ("root_r", "cur_r"):
-                        features[layout.slices[name]] = layout.encoded(np.float32(self._rew[i, 0]))
+                        features[layout.slices[name]] = layout.encoded(np.float32(self._stage.rew[i, 0]))
                 row["tree_reps"] = features
-                for name, column in self._kept.items():
+                for name, column in self.answers.kept.items():
                     shown = column[n * self.tree.capacity + i]
                     row[name] = np.concatenate([shown, shown]) if self.return_double else shown.copy()
                 at += 1
@@ -380,11 +368,11 @@ def check_envs(envs: Any) -> None:
 
 
 def _own(info: Mapping[str, Any], name: str, ended: Array, default: Array) -> Array:
-    """A flag of each environment's info; of those that ended, of the step that ended them. `default` where the environment says
-    nothing."""
+    """Return a flag of each environment's info; of those that ended, of the step that ended them. `default` where the
+    environment says nothing."""
     out = default.copy()
     for source, mask in ((info, ~ended), (info.get("final_info", {}), ended)):
         if isinstance(source, Mapping) and name in source:
-            told = mask & np.asarray(source.get(f"_{name}", np.ones(len(out), bool)), bool)
-            out[told] = np.asarray(source[name])[told].astype(bool)
+            said = mask & np.asarray(source.get(f"_{name}", np.ones(len(out), bool)), bool)
+            out[said] = np.asarray(source[name])[said].astype(bool)
     return out

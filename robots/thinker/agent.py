@@ -50,7 +50,8 @@ class ThinkerAgent(VectorAgent):
         perfect = partial(snapshots_of, made, make=make) if self.perfect else None
         self.augmented = AugmentedEnv(made, self._ask, perfect=perfect, **self.planning)
         self.env = _PlanningFace(self.augmented, self)
-        self.augmented.nodes = self.claim("model", self.augmented.n_nodes)
+        answers = self.augmented.answers
+        answers.nodes = self.claim("model", answers.n_nodes)
 
     def _ask(self, rows: dict[str, Array]) -> Mapping[str, Array]:
         return self.helpers["model"].ask(rows)

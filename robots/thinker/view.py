@@ -126,7 +126,7 @@ class PlanFilm(Hook):
             ask = augmented.ask
 
             def listen(rows: dict[str, Array]) -> Any:
-                self.seen.update(zip((rows["node"] - augmented.nodes).tolist(), np.array(rows["obs"]), strict=True))
+                self.seen.update(zip((rows["node"] - augmented.answers.nodes).tolist(), np.array(rows["obs"]), strict=True))
                 return ask(rows)
 
             augmented.ask = listen
@@ -169,7 +169,7 @@ class PlanFilm(Hook):
         if not ids or not net.dual or net.depth:
             return {}
         with torch.no_grad():
-            rows = torch.tensor(ids) + self.augmented.nodes
+            rows = torch.tensor(ids) + self.augmented.answers.nodes
             x = net.decode({name: values[rows] for name, values in self.model.table.items()}).cpu().numpy()
         return {i: picture(frame, self.augmented.envs) for i, frame in zip(ids, x, strict=True)}
 
