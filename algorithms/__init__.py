@@ -16,6 +16,7 @@ from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.evolution import ARS, CEM, ES
 from parl_like.algorithms.impala import IMPALA, Stream
 from parl_like.algorithms.maddpg import MADDPG
+from parl_like.algorithms.mappo import MAPPO
 from parl_like.algorithms.mbpo import MBPO, EnsembleLearner
 from parl_like.algorithms.mixing import QMIX, VDN
 from parl_like.algorithms.mpo import MPO
@@ -36,8 +37,8 @@ from parl_like.algorithms.vmpo import VMPO
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
-    "A2C", "APPO", "ARS", "BC", "BDQ", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MADDPG", "MBPO", "MDQN", "MPO",
-    "NPG", "OAC", "PPG", "PPO", "QMIX", "QRDQN", "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD3", "TQC",
-    "TRPO", "VDN", "VMPO", "ActorCritic", "BootstrappedDQN", "CrossQ", "DroQ", "DynamicsLearner", "EnsembleLearner",
-    "QLearning", "Rainbow", "Stream", "WorldModel",
+    "A2C", "APPO", "ARS", "BC", "BDQ", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MADDPG", "MAPPO", "MBPO",
+    "MDQN", "MPO", "NPG", "OAC", "PPG", "PPO", "QMIX", "QRDQN", "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA",
+    "TD3", "TQC", "TRPO", "VDN", "VMPO", "ActorCritic", "BootstrappedDQN", "CrossQ", "DroQ", "DynamicsLearner",
+    "EnsembleLearner", "QLearning", "Rainbow", "Stream", "WorldModel",
 ]  # fmt: skip

@@ -31,7 +31,7 @@ from parl_like.models.mlp import MLP, MLPQ, EnsembleMLP, FlatObs, MLPActorCritic
 from parl_like.models.planner import Planner
 from parl_like.models.recurrent import RecurrentActorCritic, RecurrentQ
 from parl_like.models.tabular import QTable
-from parl_like.models.team import MLPTeamActorQ, MLPTeamMix, MLPTeamQ
+from parl_like.models.team import MLPCentralActorCritic, MLPTeamActorQ, MLPTeamMix, MLPTeamQ
 from parl_like.models.thinker_net import ThinkerNet
 
 __all__ = [
@@ -55,6 +55,7 @@ __all__ = [
     "MLPBootstrappedQ",
     "MLPBranchingQ",
     "MLPCategoricalQ",
+    "MLPCentralActorCritic",
     "MLPCrossQ",
     "MLPFractionQ",
     "MLPImplicitQ",

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.model import Model
-from parl_like.models.heads import mask_key, masked
-from parl_like.models.mlp import MLP, EnsembleMLP
+from parl_like.models.heads import Distribution, OrthogonalLinear, make_head, mask_key, mask_names, masked
+from parl_like.models.mlp import MLP, EnsembleMLP, FlatObs
+from parl_like.values.spec import leaf_spaces
 
 
 def team_of(name: str, obs: gym.Space[Any], players: int) -> tuple[int, int]:
@@ -154,3 +155,51 @@ class MLPTeamActorQ(Model):
             known = torch.cat([obs["obs"].float().transpose(0, 1), own], -1)
         values: Tensor = self.critics.each(known)
         return values.squeeze(-1)
+
+
+class MLPCentralActorCritic(Model):
+    """A policy that reads an observation without its `state`, and a value that reads all of it (Yu et al. 2022).
+
+    So a player acts by what it sees, while its critic also knows what the others see, as long as it learns.
+
+    Args:
+        obs: A Dict with `state`, such as `CentralState(env)` gives each player. It may hold `mask`, see `parl_like.models.heads`.
+        act: Discrete, MultiDiscrete, MultiBinary, Box, or a Dict or Tuple of these.
+        hidden: Sizes of the hidden layers, of each network.
+        orthogonal: Orthogonal weights with gain √2, 0.01 at the policy's head and 1 at the value's; zero biases.
+        log_std_init, state_dependent_std, distribution: As for `MLPActorCritic`.
+
+    Attributes:
+        head: Its `log_prob` and `entropy` read what `policy` and `evaluate` give out.
+    """
+
+    def __init__(
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), *, activation: str = "tanh",
+        orthogonal: bool = True, log_std_init: float = 0.0, state_dependent_std: bool = False,
+        distribution: Distribution = "gaussian",
+    ) -> None:
+        super().__init__(obs, act)
+        if not isinstance(obs, gym.spaces.Dict) or "state" not in obs.spaces:
+            raise TypeError(f"MLPCentralActorCritic: the observation is {obs}; expected a Dict with `state`, such as "
+                            "CentralState(env) gives each player")
+        self.mask = mask_key(obs, act)
+        masks = mask_names(obs, act)
+        states = [name for name, _ in leaf_spaces(obs.spaces["state"], "obs.state")]
+        self.seen, self.known = FlatObs(obs, skip=[*masks, *states]), FlatObs(obs, skip=masks)
+        self.actor = MLP([self.seen.out_size, *hidden], activation, activate_last=True, orthogonal=orthogonal)
+        self.critic = MLP([self.known.out_size, *hidden], activation, activate_last=True, orthogonal=orthogonal)
+        gain, value_gain = (0.01, 1.0) if orthogonal else (None, None)
+        self.head = make_head(self.actor.out_size, act, gain, log_std_init, state_dependent_std, distribution)
+        self.value_head = OrthogonalLinear(self.critic.out_size, 1, value_gain)
+
+    def policy(self, obs: Any, state: Any = None) -> tuple[dict[str, Tensor], Any]:
+        mask = None if self.mask is None else obs[self.mask]
+        out: dict[str, Tensor] = self.head(self.actor(self.seen(obs)), mask)
+        return out, {} if state is None else state
+
+    def value(self, obs: Any, state: Any = None) -> Tensor:
+        value: Tensor = self.value_head(self.critic(self.known(obs)))
+        return value.squeeze(-1)
+
+    def evaluate(self, obs: Any, state: Any = None, first: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
+        return self.policy(obs)[0], self.value(obs)

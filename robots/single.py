@@ -73,6 +73,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "PPO": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPO.epochs": 10, "PPO.minibatches": 16},
     "PPG": {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128, "PPG.policy_updates": 8, "MLPActorCritic.auxiliary": True,
             "ConvActorCritic.auxiliary": True},
+    "MAPPO": {**ON_POLICY, "models": ("MLPCentralActorCritic",), "n_agents": 8, "OnPolicyHelper.unroll": 128,
+              "MAPPO.epochs": 10, "MAPPO.minibatches": 16},
     "A2C": {**ON_POLICY, "n_agents": 16, "OnPolicyHelper.unroll": 16, "A2C.lr": 1e-3, "A2C.entropy": 0.01,
             "A2C.normalize": False},
     "REINFORCE": {**ON_POLICY, "helper": "EpisodicHelper", "n_agents": 8, "REINFORCE.lr": 3e-3},

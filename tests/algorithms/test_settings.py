@@ -22,22 +22,22 @@ from parl_like.models.thinker_net import ThinkerNet
 from parl_like.robots.single import DEFAULTS
 
 N_UPDATES = 4
+NUMBERS = gym.spaces.Box(-1, 1, (3,), np.float32)
+TEAM = gym.spaces.Dict(obs=gym.spaces.Box(-1, 1, (2, 3), np.float32), state=NUMBERS)
 
 
 class World(gym.Env):
     """Three numbers, random rewards; an episode terminates in every seventh step, and another one is truncated."""
 
-    observation_space = gym.spaces.Box(-1, 1, (3,), np.float32)
-
-    def __init__(self, act, table=False):
-        self.action_space = act
-        if table:
-            self.observation_space = gym.spaces.Discrete(5)
+    def __init__(self, act, obs):
+        self.observation_space, self.action_space = obs, act
 
     def seen(self):
         if isinstance(self.observation_space, gym.spaces.Discrete):
             return int(self.np_random.integers(5))
-        return self.np_random.uniform(-1, 1, 3).astype(np.float32)
+        shapes = {name: space.shape for name, space in getattr(self.observation_space, "spaces", {"": NUMBERS}).items()}
+        seen = {name: self.np_random.uniform(-1, 1, shape).astype(np.float32) for name, shape in shapes.items()}
+        return seen.get("", seen)
 
     def reset(self, *, seed=None, options=None):
         super().reset(seed=seed)
@@ -85,10 +85,13 @@ def recorded(name):
     """What builds the algorithm, and the rows of its first updates."""
     kind = getattr(algorithms, name)
     helper = DEFAULTS[name]["helper"]
-    act = gym.spaces.MultiDiscrete([2, 3]) if name == "BDQ" else gym.spaces.Discrete(3)
+    act = gym.spaces.MultiDiscrete([2, 3]) if name in ("BDQ", "VDN", "QMIX") else gym.spaces.Discrete(3)
+    if name == "MADDPG":
+        act = gym.spaces.Box(-2, 2, (2, 1), np.float32)
     if helper == "OffPolicyHelper" and DEFAULTS[name]["models"][0] in ("MLPActorQ", "MLPCrossQ"):
         act = gym.spaces.Box(-2, 2, (2,), np.float32)
-    env = partial(World, act, helper == "OnlineHelper")
+    team = DEFAULTS[name]["models"][0].startswith(("MLPTeam", "MLPCentral"))
+    env = partial(World, act, TEAM if team else gym.spaces.Discrete(5) if helper == "OnlineHelper" else NUMBERS)
     if helper == "OnlineHelper":
         rng = np.random.default_rng(0)
         rows = [{"obs": rng.integers(5, size=4), "act": rng.integers(3, size=4), "rew": rng.normal(size=4), "obs_next":

@@ -1,0 +1,31 @@
+"""MAPPO: PPO for players of a team, whose critic knows more than who acts (Yu et al. 2022). IPPO is PPO without that."""
+
+from __future__ import annotations
+
+from parl_like.algorithms.ppo import PPO
+from parl_like.learning.action_spaces import Takes
+from parl_like.learning.model_check import ContractError
+from parl_like.values.batch import Batch
+
+
+class MAPPO(PPO):
+    """PPO on the rows of all players, each with a value V(s) of the state of all and a policy π(a|o) of what that player sees.
+
+    Each player has a role of the task, and so an unroll and advantages of its own; the loss is that of PPO, over their rows
+    together. `CentralState(env)` puts the state into what each player sees. With a network that reads observations alone, such
+    as `MLPActorCritic`, the same robot is IPPO: use `PPO`.
+
+    Args:
+        model: As for `PPO`; its observation is a Dict with `state`, which its `policy` does not read.
+        The others: As for `PPO`.
+    """
+
+    fitting_models = "MLPCentralActorCritic"
+    takes: Takes | None = None  # type: ignore[assignment]  # observations have a `state`, see `parl_like.models.team`
+
+    def check_model(self, inputs: Batch) -> None:
+        super().check_model(inputs)
+        if isinstance(inputs.obs, Batch) and "state" in inputs.obs:
+            return
+        raise ContractError("MAPPO needs observations with a `state` that critics read and policies do not; let the environment "
+                            "be CentralState(env), or use PPO, which is IPPO then")

@@ -1,0 +1,105 @@
+"""MAPPO: that its critic alone reads the state, that it is PPO otherwise, and the environment that shows the state."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+import torch
+from aec_fakes import leaving
+
+from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
+from parl_like.algorithms import MAPPO, PPO
+from parl_like.environment.state import clone_state, restore_state
+from parl_like.envs.central_state import CentralState
+from parl_like.envs.two_step import TwoStep
+from parl_like.learning.model_check import ContractError
+from parl_like.models import MLPActorCritic, MLPCentralActorCritic
+
+BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
+OBS = gym.spaces.Dict(obs=BOX, state=gym.spaces.Box(-1, 1, (4,), np.float32), mask=gym.spaces.MultiBinary(2))
+ACT = gym.spaces.Discrete(2)
+
+
+def seen(n=6, **more):
+    return {"obs": torch.randn(n, 3), "state": torch.randn(n, 4), "mask": torch.ones(n, 2), **more}
+
+
+def test_the_policy_does_not_read_the_state_and_the_value_does():
+    model = MLPCentralActorCritic(OBS, ACT, (8,))
+    obs = seen()
+    other = {**obs, "state": torch.randn(6, 4)}
+    assert torch.equal(model.policy(obs)[0]["logits"], model.policy(other)[0]["logits"])
+    assert not torch.equal(model.value(obs), model.value(other))
+    out, value = model.evaluate(obs)
+    assert torch.equal(out["logits"], model.policy(obs)[0]["logits"]) and torch.equal(value, model.value(obs))
+    masked = {**obs, "mask": torch.tensor([[1, 0]] * 6)}
+    assert (model.policy(masked)[0]["logits"][:, 1] < -1e8).all() and torch.equal(model.value(masked), value)
+
+
+def rows(seed, n=16):
+    rng = np.random.default_rng(seed)
+    terminated, truncated = np.arange(n) % 5 == 4, np.arange(n) % 7 == 6
+    made = {"act": rng.integers(2, size=n), "rew": rng.normal(size=n), "terminated": terminated, "truncated": truncated,
+            "last": terminated | truncated | (np.arange(n) == n - 1)}
+    for name in ("obs", "obs_next"):
+        made |= {f"{name}.obs": rng.normal(size=(n, 3)).astype(np.float32),
+                 f"{name}.state": rng.normal(size=(n, 4)).astype(np.float32), f"{name}.mask": np.ones((n, 2), np.int8)}
+    return made
+
+
+def test_its_update_is_ppos():
+    """IPPO and MAPPO differ in what the critic reads alone."""
+    hashes = []
+    torch.manual_seed(0)
+    first = MLPCentralActorCritic(OBS, ACT, (8,))
+    for kind in (MAPPO, PPO):
+        model = MLPCentralActorCritic(OBS, ACT, (8,))
+        model.load_state_dict(first.state_dict())
+        task = ComputationTask(lambda kind=kind, model=model: kind(model))
+        for seed in range(5):
+            task.learn(rows(seed))
+        hashes.append(task.algorithm.model.weights_hash())
+    assert hashes[0] == hashes[1] != first.weights_hash()
+
+
+def test_observations_without_a_state_are_refused():
+    with pytest.raises(TypeError, match="expected a Dict with `state`, such as CentralState"):
+        MLPCentralActorCritic(BOX, ACT)
+
+    class Plain(gym.Env):
+        observation_space, action_space = BOX, ACT
+
+    func = create_algorithm_func(MLPActorCritic, dict(obs=BOX, act=ACT), MAPPO, {})
+    with pytest.raises(ContractError, match="MAPPO needs observations with a `state`"):
+        Robot(Plain, tasks={"RL": ComputationTask(func, lambda: OnPolicyHelper(unroll=8))})
+
+
+def test_players_see_the_environments_state_and_who_they_are():
+    env = CentralState(TwoStep())
+    obs, _ = env.reset(seed=0)
+    assert [one["who"].tolist() for one in obs.values()] == [[1, 0], [0, 1]]
+    assert all(one["state"].tolist() == [1, 0, 0] for one in obs.values())
+    obs, rew, terminated, _, _ = env.step({"player_0": 1, "player_1": 0})
+    assert all(one["state"].tolist() == [0, 0, 1] and env.observation_space(player).contains(one) for player, one in obs.items())
+    state = clone_state(env)
+    assert env.step({"player_0": 1, "player_1": 1})[1] == {"player_0": 8.0, "player_1": 8.0}
+    restore_state(env, state)
+    assert env.step({"player_0": 1, "player_1": 0})[1] == {"player_0": 1.0, "player_1": 1.0}
+
+
+def test_without_a_state_it_is_what_all_see_with_zeros_for_who_is_gone():
+    inner = leaving(1, 3, masks=True)
+    del type(inner).state_space
+    env = CentralState(inner)
+    obs, _ = env.reset()
+    assert env.observation_space("p1")["state"].shape == (3,) and obs["p1"]["mask"].tolist() == [1, 1, 0]
+    seen = []
+    while env.agents:
+        obs, *_ = env.step(dict.fromkeys(env.agents, 0))
+        seen.append({player: one["state"].tolist() for player, one in obs.items()})
+        assert all(env.observation_space(player).contains(one) for player, one in obs.items())
+    assert seen == [{"p0": [1, 1, 1], "p1": [1, 1, 1]}, {"p1": [0, 2, 2]}, {"p1": [0, 3, 3]}]
+
+
+def test_what_is_no_parallel_environment_is_refused():
+    with pytest.raises(TypeError, match="CentralState: expected a parallel environment of PettingZoo's, got CartPole"):
+        CentralState(gym.make("CartPole-v1").unwrapped)
