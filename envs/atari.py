@@ -19,6 +19,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.values.errors import unknown
+from parl_like.values.limits import check_array
 from parl_like.values.spec import Array
 
 MISSING = "Atari needs ale-py; install the extra: pip install 'parl_like[atari]'"
@@ -209,6 +210,7 @@ class Atari(gym.Env[Any, Any]):
         self.size = (rows, columns) if size is None else (size, size) if isinstance(size, int) else (int(size[0]), int(size[1]))
         if min(self.size) < 1:
             raise ValueError(f"Atari: size is {size}; expected at least 1")
+        check_array(f"Atari: stack is {stack}, size {size}", stack, 1 if grey else 3, *self.size, dtype=np.uint8)
         actions = list(self.emulator.actions)
         self._noop = actions.index("NOOP")
         self._fire = actions.index("FIRE") if fire and "FIRE" in actions else None

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.values.limits import check_array
 from parl_like.values.spec import Array
 
 
@@ -30,6 +31,7 @@ class BitFlip(gym.Env[Any, Any]):
     def __init__(self, n: int = 15) -> None:
         if n < 1:
             raise ValueError(f"BitFlip: n is {n}; expected at least 1")
+        check_array(f"BitFlip: n is {n}", 2, n, dtype=np.int64)
         self.n, self.t, self.reached = n, n, False
         self.bits = self.goal = np.zeros(n, np.float32)
         names = ("observation", "achieved_goal", "desired_goal")

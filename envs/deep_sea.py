@@ -9,6 +9,8 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from parl_like.values.limits import check_array
+
 
 class DeepSea(gym.Env[Any, Any]):
     """A diver starts at the left of a square of `size` rows and sinks one row with each step, to the right or to the left. Right
@@ -19,7 +21,7 @@ class DeepSea(gym.Env[Any, Any]):
     each cell, once.
 
     Args:
-        size: Rows, which is the length of an episode.
+        size: Rows, which is the length of an episode; at most some 2,900.
         mapping: Seed of what the actions mean.
 
     Raises:
@@ -29,6 +31,7 @@ class DeepSea(gym.Env[Any, Any]):
     def __init__(self, size: int = 10, mapping: int = 0) -> None:
         if size < 1:
             raise ValueError(f"DeepSea: size is {size}; expected at least 1")
+        check_array(f"DeepSea: size is {size}", size, size, dtype=np.int64)
         self.size, self.row, self.column = size, size, 0
         self.right = np.random.default_rng(mapping).integers(2, size=(size, size))
         self.observation_space = gym.spaces.Box(0.0, 1.0, (size * size,), np.float32)

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.values.limits import check_array
 
 
 class DoorKey(gym.Env[Any, Any]):
@@ -39,6 +40,7 @@ class DoorKey(gym.Env[Any, Any]):
             raise ImportError("DoorKey needs MiniGrid; install the extra: pip install 'parl_like[grid]'") from None
         if size < 5 or max_steps < 1:
             raise ValueError(f"DoorKey: size is {size}, max_steps {max_steps}; expected a size of at least 5 and a step")
+        check_array(f"DoorKey: size is {size}", size, size, dtype=object)
         self.grid_env: Any = DoorKeyEnv(size=size, max_steps=max_steps, render_mode="rgb_array")
         self.size = size
         self.places: Any = None

@@ -10,6 +10,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.values.limits import check_array
 
 
 class Recall(gym.Env[Any, Any]):
@@ -29,6 +30,7 @@ class Recall(gym.Env[Any, Any]):
     def __init__(self, length: int = 20, cues: int = 2) -> None:
         if length < 0 or cues < 2:
             raise ValueError(f"Recall: length is {length} and cues {cues}; expected at least 0 and 2")
+        check_array(f"Recall: cues is {cues}", cues + 1)
         self.length, self.cues, self.cue, self.t = length, cues, 0, -1
         self.observation_space = gym.spaces.Box(0.0, 1.0, (cues + 1,), np.float32)
         self.action_space = gym.spaces.Discrete(cues)

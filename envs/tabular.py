@@ -16,6 +16,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.values.limits import check_array
 from parl_like.values.spec import Array
 
 Outcome = tuple[float, int, float, bool]
@@ -295,7 +296,7 @@ class RandomWalk(TableEnv):
     Actions: 0 left, 1 right. The reward is that of the end which is reached, else 0.
 
     Args:
-        n: States, both ends included; at least 3. Of an even number the left one of the two in the middle is the start.
+        n: States, both ends included; 3 to 2,048. Of an even number the left one of the two in the middle is the start.
         rewards: At the left and the right end.
         render_mode: "ansi": the row with the walker as text.
     """
@@ -303,6 +304,7 @@ class RandomWalk(TableEnv):
     def __init__(self, n: int = 7, rewards: tuple[float, float] = (-1.0, 1.0), *, render_mode: str | None = None) -> None:
         if n < 3:
             raise ValueError(f"RandomWalk: n is {n}; expected at least 3, two ends and a state between")
+        check_array(f"RandomWalk: n is {n}", n, 2, n, dtype=np.float64)
         self.rewards = rewards
         here = np.arange(n)
         R = np.zeros((n, 2))

@@ -16,6 +16,7 @@ from parl_like.data.transforms import Moments
 from parl_like.environment.state import clone_state as clone_state
 from parl_like.environment.state import restore_state as restore_state
 from parl_like.values.copying import copied
+from parl_like.values.limits import check_array
 from parl_like.values.spec import Array
 
 MAX_ACTIONS = 100_000  # of a discretised space
@@ -187,6 +188,7 @@ class Discretize(gym.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
         if joint and math.prod(counts) > MAX_ACTIONS:
             raise ValueError(f"Discretize: {math.prod(counts)} combinations; expected at most {MAX_ACTIONS}: fewer bins, or "
                              "joint=False")
+        check_array(f"Discretize: bins is {bins!r:.60}", sum(counts), dtype=np.float64)
         self._counts, self._shape, self._dtype = counts, space.shape, space.dtype
         self._values = [np.linspace(a, b, n) if n > 1 else np.array([(a + b) / 2])
                         for a, b, n in zip(low, high, counts, strict=True)]
@@ -216,6 +218,7 @@ class NoisyObservation(gym.ObservationWrapper[Any, Any, Any], RecordConstructorA
             raise ValueError(f"NoisyObservation: n is {n}, observations {env.observation_space}; expected n ≥ 0 and a vector")
         self.n = n
         size = env.observation_space.shape[0]  # type: ignore[index]
+        check_array(f"NoisyObservation: n is {n}", size + n, *[size + n] * mixed, dtype=np.float64)
         self.observation_space = gym.spaces.Box(-np.inf, np.inf, (size + n,), np.float32)
         self._rotation = np.linalg.qr(np.random.default_rng(0).normal(size=(size + n, size + n)))[0] if mixed else None
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from parl_like.envs.thinker._tree import Kernel
 from parl_like.envs.thinker.layout import Layout
+from parl_like.values.limits import check_array
 from parl_like.values.spec import Array
 
 Rows = Sequence[Any]  # columns of one length
@@ -142,13 +143,15 @@ class Tree:
         ):
             if not ok:
                 raise ValueError(f"Tree: {name} is {value!r}; expected {expected}")
+        steps = max(K, test_K or 0, 1)
+        longest = max(min(max_depth, steps) if max_depth > 0 else steps, max_depth if layout == "G2" else 0)
+        check_array(f"Tree: n is {n}, K {K}, test_K {test_K}, max_depth {max_depth}, n_actions {n_actions}",
+                    n, steps, longest, max(n_actions, 1), lower="n, K or max_depth")
         self.layout = Layout(n_actions, K, max_depth, layout, has_action_seq=has_action_seq, reset_mode=reset_mode,
                              enc_type=enc_type, enc_f_type=enc_f_type)
         self.n, self.n_actions, self.discounting, self.perfect = n, n_actions, float(discounting), bool(perfect)
         self.stage = K if test_K is None else test_K
         self.capacity = _capacity(n_actions, self.stage, max_depth, bool(tree_carry))
-        if n * self.capacity >= 2**31:
-            raise ValueError(f"Tree: n · capacity is {n} · {self.capacity}; expected less than 2**31: lower n, K or max_depth")
         phases = np.zeros(n, np.int64) if phase is None else self._integers("Tree: phase", phase, "iu").copy()
         if phases.min() < 0 or phases.max() >= self.stage:
             raise ValueError(f"Tree: phase holds {phases.min()} to {phases.max()}; expected 0 to {self.stage - 1}, less than a "

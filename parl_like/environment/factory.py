@@ -179,13 +179,37 @@ FILM_PIXELS = 150_000_000
 """Pixels of all pictures of a film together; each takes three bytes, twice for a moment."""
 
 
+class Reel:
+    """The pictures of a film, in the order in which they came. Where they have too many pixels, each second one is left out,
+    again and again; the first and the last are always there.
+
+    Attributes:
+        shown: What was added, as far as it was kept: pictures of any kind.
+        every: How many pictures each of them stands for, for how long it is to be shown.
+    """
+
+    def __init__(self) -> None:
+        self.shown: list[Any] = []
+        self.every, self._added = 1, 0
+
+    def add(self, picture: object, pixels: int) -> None:
+        """Add a picture; `pixels`: its height × width in the film."""
+        if (self._added - 1) % self.every:  # the last one was there only because it was
+            self.shown.pop()
+        self._added += 1
+        self.shown.append(picture)
+        if len(self.shown) * pixels > FILM_PIXELS and len(self.shown) > 2:
+            self.shown[:-1] = self.shown[:-1:2]
+            self.every *= 2
+
+
 class NotDrawable(ValueError):
     """An environment does not draw itself."""
 
 
 class Film(Hook):
-    """An episode from its reset on; of a vector environment that of its first one. Of a long one each second picture is left
-    out, again and again, and the others are shown longer.
+    """An episode from its reset on; of a vector environment that of its first one. Of a long one pictures are left out, see
+    `Reel`, and the others are shown longer.
 
     Attributes:
         pictures: [H, W, 3] or [H, W] uint8 each.
@@ -194,13 +218,19 @@ class Film(Hook):
     """
 
     def __init__(self) -> None:
-        self.pictures: list[Array] = []
-        self.texts: list[list[str]] = []
-        self._steps, self._every, self._declared = 0, 1, DEFAULT_RATE
+        self._reel, self._steps, self._declared = Reel(), 0, DEFAULT_RATE
+
+    @property
+    def pictures(self) -> list[Array]:
+        return [picture for picture, _ in self._reel.shown]
+
+    @property
+    def texts(self) -> list[list[str]]:
+        return [text for _, text in self._reel.shown]
 
     @property
     def rate(self) -> float:
-        return self._declared / self._every
+        return self._declared / self._reel.every
 
     def post_act(self, agent: AgentPort) -> None:
         env = agent.env
@@ -224,17 +254,9 @@ class Film(Hook):
     pre_episode = post_act
 
     def _add(self, picture: Array, text: list[str]) -> None:
-        """Adds what is always shown if it is the last; else each `_every`th one is."""
-        if (self._steps - 1) % self._every:
-            self.pictures.pop()
-            self.texts.pop()
         self._steps += 1
-        self.pictures.append(picture)
-        self.texts.append(text)
         factor = -(-FILM_WIDTH // max(1, picture.shape[1]))
-        if len(self.pictures) * picture.shape[0] * picture.shape[1] * factor**2 > FILM_PIXELS and len(self.pictures) > 2:
-            self.pictures[:-1], self.texts[:-1] = self.pictures[:-1:2], self.texts[:-1:2]
-            self._every *= 2
+        self._reel.add((picture, text), picture.shape[0] * picture.shape[1] * factor**2)
 
 
 def write_gif(path: str | Path, pictures: Sequence[Any], frames_per_second: float, at_least: float = 0.0) -> None:

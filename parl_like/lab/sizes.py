@@ -7,6 +7,7 @@ system gives this process no more memory than there is. So what is too large is 
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator, Mapping
@@ -22,8 +23,10 @@ from parl_like.lab import config as configs
 from parl_like.lab import foreign
 from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.yaml_text import ConfigError
+from parl_like.values.limits import in_words
 
 AGENTS_PER_CORE = 8192  # each is Python of its own; building one takes a millisecond
+ENVS_PER_CORE = 8192  # a third of a millisecond each
 ENV_BYTES = 16 << 10  # at least, of an environment with what its agent knows of it
 WORKER_BYTES = 32 << 20  # at least, of a worker process
 STATE_FACTOR, STATE_ROOM = 8, 64 << 20  # a saved state has at most so many times a new one's bytes, and so many more
@@ -56,11 +59,13 @@ def check(config: ExperimentConfig) -> None:
                           "cores; lower it, and give each of them more environments (env.vector)")
     several = {"n_agents": config.n_agents, "env_n": getattr(config, "env_n", 1),
                "env.vector": getattr(getattr(config, "env", None), "vector", 0) or 1}
-    lanes = several["n_agents"] * several["env_n"] * several["env.vector"]
+    lanes, named = math.prod(several.values()), " × ".join(f"{key}={n}" for key, n in several.items() if n > 1)
     if lanes * ENV_BYTES > memory:
-        named = " × ".join(f"{key}={n}" for key, n in several.items() if n > 1)
         raise ConfigError(f"Config: {named} are {lanes} environments; expected at most {memory // ENV_BYTES}, for each takes "
                           f"at least {in_words(ENV_BYTES)} of the {in_words(memory)} of this machine; lower them")
+    if lanes > (most := ENVS_PER_CORE * cores):
+        raise ConfigError(f"Config: {named} are {lanes} environments; expected at most {most} on this machine of {cores} cores; "
+                          "lower them")
     workers = min(config.workers.count, config.n_agents)
     if workers * WORKER_BYTES > memory:
         raise ConfigError(f"Config: key 'workers.count' is {config.workers.count}; expected at most {memory // WORKER_BYTES} "
@@ -129,15 +134,6 @@ def _counted(limit: int) -> AbstractContextManager[Any]:
             return func(*args, **kwargs)
 
     return Counted()
-
-
-def in_words(size: int) -> str:
-    """A number of bytes for people: `24.0 GiB`."""
-    value, unit = float(size), "bytes"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value >= 1024:
-            value, unit = value / 1024, larger
-    return f"{value:.4g} {unit}"
 
 
 def _largest(tree: Mapping[str, object]) -> str:

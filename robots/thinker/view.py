@@ -17,13 +17,14 @@ import torch
 from PIL import Image, ImageDraw
 
 from parl_like.data.storage.safe_files import open_file
-from parl_like.environment.factory import write_gif
+from parl_like.environment.factory import Reel, write_gif
 from parl_like.environment.hooks import Hook
 from parl_like.envs.sokoban import SPRITES, SokobanVectorEnv
 from parl_like.interfaces import AgentPort
 from parl_like.lab.reports import plots
 from parl_like.lab.text import printer
 from parl_like.robots.thinker.build import make_envs
+from parl_like.run.evaluation import FILM_LIMIT
 from parl_like.run.robot import Robot
 from parl_like.values.spec import Array
 
@@ -34,6 +35,10 @@ POLICIES = {"world model": "0.6", "imagining, at the root": "#ffcf70", "rollouts
 SIDE, EDGE, CAPTION = 180, 6, 16  # pixels of the video: a frame (about), the border around it, the text below
 NODE, CELL = 0.85, 1.2  # inches of a picture: a leaf of the tree, an imagined frame
 BLACK = np.zeros((1, 1, 3), np.uint8)
+RATE = 5
+"""Frames per second of the video."""
+MOST_PLANS = 1000
+"""Real steps, from the first on, whose plans are drawn; each is a file."""
 
 
 class Node(NamedTuple):
@@ -327,9 +332,12 @@ def _draw_rollouts(part: Any, stage: PlannedStage, names: Sequence[str], rows: i
 def play(robot: Robot, config: Any, path: Path, *, seed: int, max_steps: int = 0, stream: TextIO | None = None) -> dict[str, Any]:
     """Plays one greedy episode in one environment, and shows how it was planned.
 
-    `path` is the video, a GIF; a folder of the same name beside it gets `plan.txt` and, with matplotlib, `step_0001.png` … It
-    stops after `max_steps` real steps (0: at the end of the episode). The rollouts are told on `stream` while it plays. Returns
-    `return` and `steps` of what was played, `pictures`, how many, and `plan`, the text file; without planning only `return`.
+    `path` is the video, a GIF, which is thinned as every film is (`Reel`); a folder of the same name beside it gets `plan.txt`
+    and, with matplotlib, `step_0001.png` …, `MOST_PLANS` at most. It stops after `max_steps` real steps; 0: at the end of the
+    episode, or after `FILM_LIMIT`. The rollouts are written on `stream`, too, while it plays.
+
+    Returns:
+        `return` and `steps` of what was played, `pictures`, how many, and `plan`, the text file; without planning only `return`.
     """
     if config.planning == "none":
         options = {**config.eval_options, "render_mode": "rgb_array"}
@@ -338,21 +346,24 @@ def play(robot: Robot, config: Any, path: Path, *, seed: int, max_steps: int = 0
     folder.mkdir(parents=True, exist_ok=True)
     for old in folder.glob("step_*.png"):
         old.unlink()
-    film: list[Image.Image] = []
-    told = open_file(folder / "plan.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
-    with open(told, "w", encoding="utf-8") as plan:
+    film = Reel()
+    rollouts_file = open_file(folder / "plan.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    with open(rollouts_file, "w", encoding="utf-8") as plan:
 
         def show(stage: PlannedStage) -> None:
             text = rollouts_text(stage, watch.names, config.discounting)
             for file in (plan,) if stream is None else (plan, stream):
                 print(text, file=printer(file), flush=True)
-            film.extend(frame.quantize(128, Image.Quantize.FASTOCTREE) for frame in video_frames(stage, watch.names))
-            if draws:
+            for frame in video_frames(stage, watch.names):
+                film.add(frame.quantize(128, Image.Quantize.FASTOCTREE), frame.width * frame.height)
+            if draws and stage.number <= MOST_PLANS:
                 draw_plan(stage, watch.names, folder / f"step_{stage.number:04d}.png")
 
         watch = PlanFilm(show)
-        total = robot.watch(watch, seed=seed, env=lambda: make_envs(config, 1, config.eval_options), max_steps=max_steps)
+        total = robot.watch(watch, seed=seed, env=lambda: make_envs(config, 1, config.eval_options), max_steps=max_steps,
+                            max_episode_steps=FILM_LIMIT)
     if not draws and stream is not None:
         print(plots.MISSING, file=stream)
-    write_gif(path, film, 5)
-    return {"return": total, "steps": watch.steps, "pictures": watch.steps if draws else 0, "plan": str(folder / "plan.txt")}
+    write_gif(path, film.shown, RATE / film.every)
+    drawn = min(watch.steps, MOST_PLANS) if draws else 0
+    return {"return": total, "steps": watch.steps, "pictures": drawn, "plan": str(folder / "plan.txt")}

@@ -126,6 +126,28 @@ def test_a_smaller_machine_has_smaller_limits(monkeypatch):
         check(config)
 
 
+@pytest.mark.parametrize("name", ["env.vector=100_000 n_agents=1", "env.vector=1000 n_agents=100"])
+def test_environments_that_would_take_long_to_make_are_too_many(name, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sizes, "machine_cores", lambda: 2)
+    assert main(["train", "dqn-cartpole", *name.split(), "run_dir=new"]) == 2
+    assert "are 100000 environments; expected at most 16384 on this machine of 2 cores; lower them" in capsys.readouterr().err
+    assert not Path("new").exists()
+
+
+@pytest.mark.parametrize(("key", "value"), [("env", {"id": "DeepSea-v0", "options": {"size": 20_000}}),
+                                            ("env", {"id": "Recall-v0", "options": {"cues": 10**9}}),
+                                            ("env", {"id": "BitFlip-v0", "options": {"n": 10**9}})], ids=str)
+def test_an_environment_of_a_run_directory_is_refused_before_it_takes_memory(key, value, run, tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    changed(run, tmp_path / "run", key, value)
+    capsys.readouterr()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert main(["eval", "run"]) == 2
+    assert "expected at most 64 MiB; lower it" in capsys.readouterr().err
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
+
+
 def test_what_grows_slowly_ends_too(monkeypatch):
     """Many small pieces: none of them is large."""
     monkeypatch.setattr(sizes, "machine_memory", lambda: 200 << 20)

@@ -10,6 +10,7 @@ import pytest
 import torch
 from PIL import Image
 
+from parl_like.environment import factory
 from parl_like.envs.sokoban import SokobanVectorEnv
 from parl_like.envs.thinker.augmented import AugmentedEnv
 from parl_like.envs.thinker.tree import Tree
@@ -248,6 +249,21 @@ def test_text_video_and_pictures_tell_what_was_done(tmp_path, whims, taken, kind
     for name in pictures:  # a model that draws no frames leaves the lowest part of the picture out
         width, height = Image.open(tmp_path / "episode" / name).size
         assert width == 1100 and (height < 800) == (kind == "features")
+
+
+def test_a_long_video_is_thinned_as_every_film_is(tmp_path, monkeypatch):
+    settings = config()
+    monkeypatch.setattr(plots, "matplotlib_missing", lambda: False)
+    drawn = []
+    monkeypatch.setattr(view, "draw_plan", lambda stage, names, path: drawn.append(path.name))
+    monkeypatch.setattr(view, "MOST_PLANS", 1)
+    page = (2 * 160 + 3 * view.EDGE) * (160 + 2 * view.EDGE + view.CAPTION)
+    monkeypatch.setattr(factory, "FILM_PIXELS", 6 * page)
+    with thinker.build(settings) as robot:
+        result = view.play(robot, settings, tmp_path / "episode.gif", seed=3, max_steps=3)
+    film = Image.open(tmp_path / "episode.gif")
+    assert film.n_frames <= 6 < 3 * K and film.info["duration"] == 1000 * (2 ** ((3 * K - 2) // 6)) // 5
+    assert result["pictures"] == 1 and drawn == ["step_0001.png"]
 
 
 def test_stages_without_imagination_and_a_whole_episode(tmp_path):
