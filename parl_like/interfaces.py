@@ -28,6 +28,8 @@ AgentIn = TypeVar("AgentIn", contravariant=True)
 """An agent that a driver runs: `parl_like.agents.agent.Agent`."""
 QueueIn = TypeVar("QueueIn", contravariant=True)
 """A queue of requests: `parl_like.tasks.queues.RequestQueue`."""
+HelperKey: TypeAlias = "str | tuple[str, str]"
+"""The key of an agent's helper: the task's name, or (task, role) where the agent has roles of the task."""
 RequestIn = TypeVar("RequestIn", contravariant=True)
 Request = TypeVar("Request")
 """A request with its reply: `parl_like.tasks.tickets.Ticket`."""
@@ -225,12 +227,14 @@ class HelperPort(Protocol):
     """A helper, as environments, drivers and hooks know it.
 
     Attributes:
-        where: Agent and task, for messages. buffer: A `ReplayBuffer`; None: it keeps no rows. transforms: `Transforms`.
+        where: Agent and task, for messages. title: Task and role, for checkpoints.
+        buffer: A `ReplayBuffer`; None: it keeps no rows. transforms: `Transforms`.
         memory: Of a recurrent model and the explorer, before the next prediction.
     """
 
     where: str
     name: str
+    title: str
     steps: int
     store_info: Any
     buffer: Any
@@ -278,7 +282,7 @@ class AgentPort(Protocol):
         """Take back the agent's signal."""
 
     @property
-    def helpers(self) -> Mapping[str, HelperPort]: ...
+    def helpers(self) -> Mapping[HelperKey, HelperPort]: ...
 
     @property
     def env(self) -> EnvPort: ...

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from parl_like.agents.agent import Agent
 from parl_like.agents.vector_agent import VectorAgent
-from parl_like.environment.factory import EnvSource, factory_of, is_made, make_one
+from parl_like.environment.factory import EnvSource, factory_of, is_made, make_one, one_player
 from parl_like.envs.vector import make_vector_env
 from parl_like.lab import foreign
 from parl_like.lab.config import ExperimentConfig
@@ -47,7 +47,7 @@ def spaces_of(env: EnvSource) -> dict[str, Any]:
 def probed(source: EnvSource, key: str = "env") -> tuple[dict[str, Any], type[Agent]]:
     """Spaces as `spaces_of`, and the kind of agent: one that drives a vector environment whole, or a plain one."""
     try:
-        env = make_one(source)
+        env = one_player(make_one(source))
     except (gym.error.Error, ImportError) as error:
         if not (isinstance(source, str) or isinstance(source, partial) and source.func in (wrapped, several)):
             raise  # of the user's own factory

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
 from parl_like.agents.agent_parts import Claims, EnvFaults
-from parl_like.agents.helper import AgentHelper
+from parl_like.agents.helpers import Helpers
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.environment.face import EnvFace
+from parl_like.environment.factory import several_players
+from parl_like.environment.player_view import has_players
+from parl_like.environment.players_face import PlayersFace
 from parl_like.environment.process_guard import watched
 from parl_like.interfaces import LearnerProgress, PoolPort
 from parl_like.values.agent_orders import NEXT, AgentSignal, Quota
@@ -32,7 +35,9 @@ class Agent(Guarded):
     Attributes:
         index: Its number. first_env: the number of its (first) environment, among those of all agents.
         env: The environment behind its face.
-        helpers: Task name → helper.
+        helpers: Task name → helper; (task name, role) → helper where it has roles of the task.
+        roles: Task → names of the players that it has there, each with a helper, lanes, memory and generator of its own. Tasks
+            that are not named have one helper. None: of an environment of several players these, at every task.
         rng: Its own generator.
         steps: Actions taken. The environment's own steps, of which an action may take several
             (`parl_like.envs.wrappers.ActionRepeat`), are `env.time_steps`.
@@ -56,6 +61,7 @@ class Agent(Guarded):
     n_envs = 1
     first_env = 0
     vector = False
+    roles: Mapping[str, Sequence[str]] | None = None
     env: EnvFace = None  # type: ignore[assignment]  # a robot without environments has none, and only learns
     bad_values: int = part("faults.bad_values")
     needs: dict[str, int] = part("claims.needs")
@@ -90,7 +96,32 @@ class Agent(Guarded):
         """Makes the agent's environment."""
         with watched(self, "made"):
             env = make()
-        self.env = EnvFace(env, self)
+        self.env = self.face_of(env)
+
+    def face_of(self, env: Any) -> EnvFace:
+        """Return the environment behind its face. Raises TypeError for one of several players, where `run_one_episode` is that
+        of one."""
+        if not has_players(env):
+            return EnvFace(env, self)
+        if type(self).run_one_episode is Agent.run_one_episode:
+            raise several_players(env)
+        return PlayersFace(env, self)
+
+    def roles_of(self, task: str) -> tuple[str, ...]:
+        """Return the roles that the agent has at a task, () where it has one helper of it: see `roles`."""
+        if self.roles is None:
+            return self.env.players if isinstance(self.env, PlayersFace) else ()
+        return tuple(self.roles.get(task, ()))
+
+    def check_roles(self, tasks: Sequence[str]) -> None:
+        """Raise ValueError or TypeError for `roles` that are none."""
+        for task, roles in (self.roles or {}).items():
+            if task not in tasks:
+                raise ValueError(f"{self}: roles: {unknown('task', task, tasks)}")
+            if isinstance(roles, str) or not all(isinstance(role, str) and role for role in roles):
+                raise TypeError(f"{self}: roles of task {task!r} are {roles!r}; expected names, such as ('white', 'black')")
+            if len(set(roles)) < len(roles):
+                raise ValueError(f"{self}: roles of task {task!r} are {', '.join(roles)}; expected each once")
 
     def claim(self, task: str, n: int) -> int:
         """Return the first of `n` rows of those that a task keeps for its agents (`RowSlots`). They are this agent's until it
@@ -267,7 +298,7 @@ class Agent(Guarded):
         time_steps = 0 if self.env is None else self.env.time_steps
         return {"steps": self.steps, "learned_at": self.learned_at, "time_steps": time_steps, "bad_values": self.bad_values,
                 "rng": rng_state(self.rng), "carried": None if self.env is None else self.env.carried.held,
-                "helpers": {name: helper.state_dict() for name, helper in self.helpers.items()}}
+                "helpers": self.helpers.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.steps, self.bad_values = state["steps"], state.get("bad_values", 0)
@@ -276,16 +307,4 @@ class Agent(Guarded):
             self.env.time_steps = state["time_steps"]
             self.env.put_back(state.get("carried"))
         set_rng_state(self.rng, state["rng"])
-        for name, helper in self.helpers.items():
-            helper.load_state_dict(state["helpers"][name])
-
-
-class Helpers(dict[str, AgentHelper]):
-    """An agent's helpers by task name; an unknown name is answered with the nearest known one."""
-
-    def __init__(self, agent: str, items: Iterable[tuple[str, AgentHelper]] = ()) -> None:
-        super().__init__(items)
-        self._agent = agent
-
-    def __missing__(self, name: str) -> AgentHelper:
-        raise KeyError(f"{self._agent}: " + unknown("task", name, self))
+        self.helpers.load_state_dict(state["helpers"])

@@ -14,7 +14,8 @@ from parl_like.values.spec import Array
 class EpisodicHelper(OnPolicyHelper):
     """Learns from whole episodes: whenever `episodes` of them have ended, or when an environment has `max_steps` rows waiting.
 
-    Of a vector environment, rows of episodes that are still open wait for the next time.
+    Of a vector environment, rows of episodes that are still open wait for the next time. Roles learn when the last of them has
+    ended its episode.
 
     Args:
         episodes: Episodes of this agent, all its environments together, per training request.
@@ -32,13 +33,23 @@ class EpisodicHelper(OnPolicyHelper):
             raise ValueError(f"{type(self).__name__}: episodes is {episodes}; expected at least 1")
         self.episodes = episodes
         self._ended = 0
+        self._open = False  # the newest row does not end an episode
 
     def _after_store(self, rows: int, ended: int) -> None:
         self._ended += ended
+        self._open = not ended
         super()._after_store(rows, ended)
-        if self._ended >= self.episodes and not self.collecting:
+        if (ended or self._ended >= self.episodes) and not self.collecting and self._all_have_ended():
             self._learn()
 
+    def _all_have_ended(self) -> bool:
+        """Return whether enough episodes are over, and no other role of the agent is in the middle of one."""
+        others = [other for other in self._other_roles() if isinstance(other, EpisodicHelper)]
+        return max(one._ended for one in (self, *others)) >= self.episodes and not any(other._open for other in others)
+
+    def interrupt(self, rows: Array | None = None) -> None:
+        super().interrupt(rows)
+        self._open = False
 
     def _to_take(self, rows: Mapping[str, Array]) -> int:
         n = len(rows["rew"])

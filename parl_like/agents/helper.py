@@ -39,13 +39,13 @@ class AgentHelper(UpdateSchedule):
         explorer, store_policy, extras, transforms, obs_space, store_info: See `parl_like.agents.helper_options.HelperOptions`.
 
     Attributes:
-        name: The task's name.
+        name: The task's name. role: The agent's player that it is of; None: the agent has none at this task.
         buffer: Raw rows, one lane per environment, shared by all helpers of the task in this process; None if nothing is kept.
         steps: Rows stored by this helper.
         random_until: Rows of this helper before which it acts at random (`OffPolicyHelper.random_steps`).
         mode: 'collect' or 'test'. In test mode actions are greedy, nothing is stored and nothing is learned.
         wait: Whether learning blocks the agent (sync) or not (async).
-        where: Agent and task, for messages.
+        where: Agent, task and role, for messages. title: Task and role, as a checkpoint names the helper.
     """
 
     explorer: Explorer | None = fixed_part("options.explorer", "noise is drawn by this one; assign a setting of it, such as "
@@ -72,6 +72,8 @@ class AgentHelper(UpdateSchedule):
     mode: Mode = part("context.mode")
     wait: bool = part("context.wait")
     where: str = part("context.where")
+    role: str | None = part("context.role")
+    title: str = part("context.title")
     format: RowFormat = part("acting.format")
     steps: int = part("acting.steps")
     random_until: float = part("acting.random_until")

@@ -25,7 +25,7 @@ def check_places(context: HelperContext, obs: object, rew: object, obs_next: obj
     otherwise than the last of them.
     """
     env = context.agent.env
-    last = () if env is None else env.last
+    last = () if env is None else env.last_step
     if not last or last[1] is None:
         return
     if obs is last[0] and obs_next is not obs:

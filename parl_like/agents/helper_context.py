@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
@@ -31,6 +32,8 @@ class HelperContext:
         mode: 'collect', or 'test': actions are greedy, nothing is stored and nothing is learned.
         wait: Whether learning blocks the agent (sync) or not (async).
         chain: The task's transforms, whose statistics all helpers share.
+        role: The agent's player whose helper it is; None: the agent has one helper of this task.
+        first_lane: The number of its first lane among those of all agents of the task, also where these are in other processes.
     """
 
     name: str
@@ -42,11 +45,26 @@ class HelperContext:
     mode: Mode
     wait: bool
     chain: Transforms
+    role: str | None = None
+    first_lane: int = 0
 
     @cached_property
     def where(self) -> str:
-        """Agent and task, for messages."""
-        return f"{self.agent}, task {self.name!r}"
+        """Agent, task and role, for messages."""
+        return f"{self.agent}, task {self.name!r}" + ("" if self.role is None else f", role {self.role!r}")
+
+    @property
+    def title(self) -> str:
+        """Return task and role as one text, under which a checkpoint keeps the helper."""
+        return self.name if self.role is None else f"{self.name}/{self.role}"
+
+    @cached_property
+    def env_space(self) -> gym.Space[object] | None:
+        """The space of what the environment shows; of several players, of what it shows to this role. None: it declares none."""
+        space: Any = getattr(self.agent.env, "observation_space", None)
+        if not callable(space):
+            return space  # type: ignore[no-any-return]
+        return None if self.role is None else space(self.role)
 
     @cached_property
     def task(self) -> ComputationTask:

@@ -23,8 +23,10 @@ class OnPolicyHelper(AgentHelper):
     the robot has several tasks that may learn, where learning does not wait (mode 'async'), and where replicas predict with
     parameters of before (`sync_every` above 1). A robot that drops more than 5 % of a task's rows says so.
 
+    The roles that an agent has at a task learn together: with the rows of the first whose unroll is full go those of the others.
+
     Args:
-        unroll: Steps of this agent (of each of its environments) between two training requests.
+        unroll: Steps of this agent (of each of its environments, or roles) between two training requests.
         The others: As for `AgentHelper`.
 
     Attributes:
@@ -90,7 +92,18 @@ class OnPolicyHelper(AgentHelper):
     def _learn(self) -> dict[str, Any] | None:
         self.comm.check_caller()  # before any row is taken
         # An agent that waits does not overwrite its rows, and those of several agents are joined, so copied, anyway.
-        return self.sender.send(self.take(copy=not self.wait or len(self.agent.agent_pool.agents) == 1))
+        copy = not self.wait or len(self.agent.agent_pool.agents) == 1
+        parts = [self.take(copy), *(other.take(False) for other in self._other_roles() if other.ready())]
+        rows = parts[0] if len(parts) == 1 else {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return self.sender.send(rows)
+
+    def _other_roles(self) -> list[OnPolicyHelper]:
+        """Return the helpers of the agent's other roles at this task, which learn with this one: else each would make the rows of
+        the others old."""
+        if self.role is None:
+            return []
+        return [helper for helper in self.context.agent.helpers.values()
+                if helper is not self and helper.name == self.name and isinstance(helper, OnPolicyHelper)]
 
     def take(self, copy: bool = True) -> dict[str, Array]:
         """All rows since the last call, in time order per environment, with `last` marking every cut; the buffer forgets them.

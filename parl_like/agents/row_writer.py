@@ -45,7 +45,7 @@ class RowWriter:
         along = window.in_order or window.rows > 1 or acting.transforms.behind or getattr(buffer, "stack_num", 1) > 1
         self._player = OnePlayer(context.where) if along and not agent.vector else None
         self._versioned = agent.agent_pool.remote  # the parameters that act there may not be those that learn
-        numbers = range(agent.first_env, agent.first_env + len(lanes))  # `lanes` of workers begin at 0 in each
+        numbers = range(context.first_lane, context.first_lane + len(lanes))  # `lanes` of workers begin at 0 in each
         self.origins = RowOrigins([name for name in window.fields if name in ORIGIN_FIELDS], numbers)
         outputs = context.task.policy_specs if buffer is not None and (policy or not options.policy_required) else ()
         self._kept = KeptColumns(context.where, outputs, options.store_info, len(lanes) if agent.vector else 0)
@@ -156,7 +156,9 @@ class RowWriter:
         # A task that learns from the actions of another has none, and stores none from here on; all helpers of a task send the
         # same fields.
         for agent in self.context.agent.agent_pool.agents:
-            agent.helpers[self.context.name].forgo_policy()
+            for helper in agent.helpers.values():
+                if helper.name == self.context.name:
+                    helper.forgo_policy()
         return np.zeros(len(self._lane_numbers), np.float32) if self._vector else 0.0
 
     def begin(self, lane: int) -> None:

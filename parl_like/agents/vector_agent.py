@@ -10,7 +10,7 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 
 from parl_like.agents.agent import Agent
-from parl_like.environment.factory import REWARD_WEIGHTS, reward_shape
+from parl_like.environment.factory import REWARD_WEIGHTS, one_player, reward_shape
 from parl_like.environment.process_guard import watched
 from parl_like.environment.vector_face import VectorFace
 from parl_like.values.copying import copied
@@ -38,7 +38,7 @@ class VectorAgent(Agent):
 
     def join(self, make: Callable[[], object]) -> None:
         with watched(self, "made"):
-            env = make()
+            env = one_player(make())
         if not isinstance(env, VectorEnv):
             env = self._copies(env, make)
         inner: object = env.unwrapped

@@ -43,7 +43,8 @@ class EnvFace:
     any other attribute is the environment's own.
 
     Attributes:
-        last: (observation, action, reward, terminated, truncated, info) of the last step; action None after a reset.
+        last_step: (observation, action, reward, terminated, truncated, info) of the last step; action None after a reset. `last`
+            is the same, but of several players, see `PlayersFace`.
         episode_return, episode_length: Of the running or just finished episode; the length counts actions.
         time_steps: The environment's own steps: of an action as many as info says in 'repeats', as `ActionRepeat` does, else one.
         carried: The episode that a checkpoint interrupted, if any.
@@ -63,7 +64,7 @@ class EnvFace:
         self.observation_space = getattr(env, f"{self._of_one}observation_space", None)
         self.action_space: gym.Space[object] | None = getattr(env, f"{self._of_one}action_space", None)
         self._actions = ActionCheck(agent, self.action_space)
-        self.last: tuple[Any, ...] = ()
+        self.last_step: tuple[Any, ...] = ()
         self.episode_return: Any = 0.0
         self.episode_length = self.time_steps = 0
         self.carried = CarriedEpisode(env, agent, self._failed)
@@ -72,6 +73,10 @@ class EnvFace:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.__dict__["_env"], name)
+
+    @property
+    def last(self) -> Any:
+        return self.last_step
 
     @property
     def unwrapped(self) -> gym.Env[Any, Any]:
@@ -150,7 +155,7 @@ class EnvFace:
         n = self.n_open()
         if not n:
             return 0  # and what was held before is still to be gone on with
-        return 0 if self.carried.hold(self.last[5], lambda: (self._observed(), self._counted())) else n
+        return 0 if self.carried.hold(self.last_step[5], lambda: (self._observed(), self._counted())) else n
 
     def n_open(self) -> int:
         """Episodes that are running."""
@@ -158,7 +163,7 @@ class EnvFace:
 
     def _observed(self) -> object:
         """Return the observation to act on next."""
-        return self.last[0]
+        return self.last_step[0]
 
     def _counted(self) -> tuple[object, ...]:
         return self.episode_return, self.episode_length
@@ -173,8 +178,8 @@ class EnvFace:
         self._agent.needs_seed = False
         self._env_reset.known, self._phase = True, RUNNING
         self._begin(obs, info)
-        for name, helper in self._agent.helpers.items():
-            helper.memory = tuple(memory[name])
+        for helper in self._agent.helpers.values():
+            helper.memory = tuple(memory[helper.title])
         self._count_on(*counted)
         return obs, info
 
@@ -187,7 +192,7 @@ class EnvFace:
 
     def _begin(self, obs: object, info: dict[str, object]) -> None:
         self.episode_return, self.episode_length = 0.0, 0
-        self.last = (obs, None, 0.0, False, False, info)
+        self.last_step = (obs, None, 0.0, False, False, info)
         for call in self._observers.pre_episode:
             call(self._agent)
 
@@ -237,7 +242,7 @@ class EnvFace:
         except (TypeError, ValueError):
             self._checked(self._so_far(), self._output.outcome, rew, terminated, truncated)
         self.episode_length += 1
-        self.last = (obs, act, rew, terminated, truncated, info)
+        self.last_step = (obs, act, rew, terminated, truncated, info)
         agent.steps += 1
         pool = agent.agent_pool
         pool.statistics.env_steps += 1
@@ -325,7 +330,7 @@ class EnvFace:
     @property
     def time_step(self) -> TimeStep:
         """The last step as a `TimeStep`: discount 0 iff terminated, reward of the action before."""
-        obs, act, rew, terminated, truncated, info = self.last
+        obs, act, rew, terminated, truncated, info = self.last_step
         info = copied(info)
         if act is None:
             return first_step(obs, self._agent.index, info)

@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.environment.hooks import Hook
+from parl_like.environment.player_view import has_players, takes_turns
 from parl_like.interfaces import ActingAgent, AgentPort
 from parl_like.values import env_ids
 from parl_like.values.spec import Array
@@ -52,19 +53,25 @@ def known(source: EnvSource) -> EnvSource:
 
 
 def make_one(source: EnvSource) -> Any:
-    """An environment of a source, an environment itself as it is. Raises TypeError for one of several players."""
-    return one_player(source if is_made(source) or not callable(factory_of(source)) else factory_of(source)())
+    """An environment of a source, an environment itself as it is."""
+    return source if is_made(source) or not callable(factory_of(source)) else factory_of(source)()
 
 
 def one_player(env: E) -> E:
     """The environment itself. Raises TypeError for one of PettingZoo's, which has several players."""
-    if hasattr(env, "possible_agents") and not isinstance(env, (gym.Env, gym.vector.VectorEnv)):
-        turns = hasattr(env, "agent_iter")
-        inner = "env" if turns else "pettingzoo.utils.parallel_to_aec(env)"
-        raise TypeError(f"{env} is {'an AECEnv' if turns else 'a ParallelEnv'} of PettingZoo, with several players; give an "
-                        f"environment of one of them, parl_like.envs.pettingzoo.AECPlayer({inner}, player=0, others=…), in which "
-                        "the others act by rules")
+    if has_players(env):
+        raise several_players(env)
     return env
+
+
+def several_players(env: object) -> TypeError:
+    """Return the error for an environment with several players, where one is needed."""
+    turns = takes_turns(env)
+    inner = "env" if turns else "pettingzoo.utils.parallel_to_aec(env)"
+    ready = "TurnAgent" if turns else "SimultaneousAgent"
+    return TypeError(f"{env} is {'an AECEnv' if turns else 'a ParallelEnv'} of PettingZoo, with several players; let all of them "
+                     f"act, agent={ready} of parl_like.agents.players; or give an environment of one of them, "
+                     f"parl_like.envs.pettingzoo.AECPlayer({inner}, player=0, others=…), in which the others act by rules")
 
 
 def for_elsewhere(source: EnvSource) -> EnvSource:

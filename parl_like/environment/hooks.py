@@ -49,7 +49,7 @@ class Hook:
         """`act` is about to be taken."""
 
     def post_act(self, agent: UsersAgent) -> None:
-        """`agent.env.last` is (observation, action, reward, terminated, truncated, info) of the step."""
+        """`agent.env.last_step` is (observation, action, reward, terminated, truncated, info) of the step."""
 
     def post_episode(self, agent: UsersAgent, interrupted: bool) -> None:
         """`agent.env.episode_return` and `.episode_length` are the episode's; `interrupted`: it was cut before its end."""
@@ -98,7 +98,7 @@ class RewardsPerEpisode(Hook):
         self.rewards.setdefault((agent.index, agent.env.env_index), []).append([])
 
     def post_act(self, agent: AgentPort) -> None:
-        rew = agent.env.last[2]
+        rew = agent.env.last_step[2]
         rows = [(i, float(rew[i])) for i in np.flatnonzero(agent.env.valid).tolist()] if agent.vector else [(0, rew)]
         for i, value in rows:
             self.rewards[agent.index, i][-1].append(value)
@@ -130,7 +130,7 @@ class TraceHash(Hook):
         self.digests: dict[int, bytes] = {}
 
     def post_act(self, agent: AgentPort) -> None:
-        obs, act, rew, terminated, truncated, _ = agent.env.last
+        obs, act, rew, terminated, truncated, _ = agent.env.last_step
         event = blake2b(self.digests.get(agent.index, b""), digest_size=16)
         for _, leaf in leaves({"obs": obs, "act": act, "rew": rew, "end": (terminated, truncated)}, ""):
             event.update(b"-" if leaf is None else np.ascontiguousarray(leaf).tobytes())

@@ -120,7 +120,7 @@ class CarriedEpisode:
             raise self._failed(" raised in restore_state", error) from error
 
     def _memory(self) -> dict[str, list[object]]:
-        return {name: list(helper.memory) for name, helper in self._agent.helpers.items()}
+        return {helper.title: list(helper.memory) for helper in self._agent.helpers.values()}
 
     def _cut_off(self, error: ValueError) -> None:
         log.warning("%s: the episode that the checkpoint holds is cut off, for it cannot go on here: %s", self._agent, error)

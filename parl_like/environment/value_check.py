@@ -1,14 +1,15 @@
 """The check of what an environment returns, and what is done with values that are not finite or not of its space.
 
-`OutputCheck` is for the environments of agents, `ExactCheck` for those whose outputs are written into arrays of fixed dtypes. No
-other place judges what `reset` and `step` have returned; who asks adds which environment it was.
+`OutputCheck` is for the environments of agents, `PlayersOutput` beside it for the form of several players', `ExactCheck` for
+environments whose outputs are written into arrays of fixed dtypes. No other place judges what `reset` and `step` have returned;
+who asks adds which environment it was.
 """
 
 from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cached_property
 from typing import Any, Literal, NoReturn
 
@@ -215,3 +216,47 @@ def takes_option(function: Callable[..., object], name: str) -> bool:
     except (TypeError, ValueError):
         return True
     return name in parameters or any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+
+
+class PlayersOutput:
+    """The check of an environment of several players, as PettingZoo defines them: who is there, and that everybody is told."""
+
+    @staticmethod
+    def pair(given: object) -> tuple[Any, Any]:
+        """Return what the reset of a parallel environment gave. Raises BadOutput where it is no pair."""
+        if isinstance(given, tuple) and len(given) == 2:
+            return given
+        raise BadOutput(f"gave {described(given)} in reset; expected the pair (observations, infos), two dicts by player")
+
+    @staticmethod
+    def known(there: Iterable[str], possible: Iterable[str]) -> None:
+        """Raise BadOutput for players who are there and not among those that may be."""
+        if strange := [player for player in there if player not in possible]:
+            raise BadOutput(f"has the players {', '.join(map(repr, strange))}, who are not among its possible_agents "
+                            f"{', '.join(possible)}")
+
+    @staticmethod
+    def told(what: str, players: Iterable[str], *given: Mapping[str, object]) -> None:
+        """Raise BadOutput where one of these players is missing in a dict by player."""
+        if missing := [player for player in players if not all(player in one for one in given)]:
+            raise BadOutput(f"gave no {what} for {', '.join(map(repr, missing))}, who is there")
+
+    @staticmethod
+    def number(player: str, rew: Any) -> float:
+        """Return a player's reward. Raises BadOutput where it is not one number."""
+        try:
+            return float(rew)
+        except (TypeError, ValueError):
+            raise BadOutput(f"gave player {player!r} the reward {described(rew)}; expected a number") from None
+
+    @staticmethod
+    def stepped(before: Iterable[str], after: Iterable[str], last_turn: str | None = None) -> None:
+        """Raise BadOutput where a step of an AEC environment let others go than the player who took its last turn in it, or kept
+        that one."""
+        there = set(after)
+        if last_turn in there:
+            raise BadOutput(f"keeps {last_turn!r} after its last turn; agents that are done must leave `agents` with their step "
+                            "of None")
+        if gone := sorted(set(before) - there - {last_turn or ""}):
+            raise BadOutput(f"has let {', '.join(gone)} go without a last turn, so their last rewards are unknown; agents that "
+                            "are done must be stepped once more, with None")

@@ -145,7 +145,7 @@ class VectorFace(EnvFace):
     def _observed(self) -> Any:
         if self._episodes.ended.any() or self._episodes.lost.any():
             raise TypeError("the agent was interrupted before it stored its last step")
-        return self.last[0]
+        return self.last_step[0]
 
     def _counted(self) -> Any:
         episodes = self._episodes
@@ -159,7 +159,7 @@ class VectorFace(EnvFace):
         return np.ones(self.n, bool) if self.quotas is None else self.quotas > 0
 
     def _begin(self, obs: object, info: dict[str, object]) -> None:
-        self.last = (obs, None, np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool), info)
+        self.last_step = (obs, None, np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool), info)
         self._episodes.forget_ends()
         self._begin_rows(self._wanted())
 
@@ -210,7 +210,7 @@ class VectorFace(EnvFace):
             if self._mode is AutoresetMode.SAME_STEP and done.any():
                 self.obs_next = _with_rows(obs, info["final_obs"], np.flatnonzero(done))
                 if self._final is not None and not self._final.judged:
-                    self._final.look(self.last[0], self.obs_next, obs, done)
+                    self._final.look(self.last_step[0], self.obs_next, obs, done)
             elif self._mode is AutoresetMode.DISABLED and done.any():
                 obs, _ = self._env_reset.call(options={"reset_mask": done})
                 obs = obs if self._gives_copies else copied(obs)
@@ -240,7 +240,7 @@ class VectorFace(EnvFace):
                 truncated, episodes.ended = np.asarray(truncated, bool) | over, episodes.ended | over
                 self.cut_short += int(over.sum())
                 self.quotas[over] = 1
-        self.last = (obs, act, rew, terminated, truncated, info)
+        self.last_step = (obs, act, rew, terminated, truncated, info)
         statistics, k = agent.agent_pool.statistics, int(counted.sum())
         agent.steps += k
         self.time_steps += k
@@ -290,7 +290,7 @@ class VectorFace(EnvFace):
         """The last step of environment `env_index`: LAST with the true final observation; FIRST of the next episode in
         PRE_EPISODE, and in the step that does nothing but reset (NEXT_STEP)."""
         i = self.env_index
-        obs, act, rew, terminated, truncated, info = self.last
+        obs, act, rew, terminated, truncated, info = self.last_step
         begins = act is None or self._begins or (self._mode is AutoresetMode.NEXT_STEP and bool(self._episodes.reset_now[i]))
         row = row_of(obs if begins else self.obs_next, i, None, "obs")
         info = copied(info)

@@ -52,7 +52,8 @@ class AgentMaker:
                 raise ValueError(f"Robot: the transforms of task {name!r} keep statistics, and each worker process would count "
                                  "its own; put the environments alone into processes, env=lambda: make_vector_env(ID, 8, "
                                  "'process') with agent=VectorAgent and driver='cooperative', or use driver='threads'")
-            like.helpers[name].comm.close()
+        for helper in like.helpers.values():
+            helper.comm.close()
         if like.env is not None:
             like.env.close()
         return like
@@ -67,6 +68,7 @@ class AgentMaker:
         agent.bind(self._pool, index, np.random.default_rng(seed), self._options.label)
         if self._options.env is not None:
             agent.join(partial(make_one, self._options.env))
+            agent.check_roles(list(self._helpers.tasks))
             if (note := note_of(agent.env)) and note not in self.notes:
                 self.notes.append(note)
         agent.first_env = self.first_env(agent)

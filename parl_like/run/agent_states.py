@@ -54,7 +54,7 @@ class AgentStates:
         same_agents(list(state["agents"]), self.agents)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        formats = {name: helper.format for agent in self.agents for name, helper in agent.helpers.items()}
+        formats = {helper.name: helper.format for agent in self.agents for helper in agent.helpers.values()}
         for name, buffer in self.buffers.items():
             if name in formats:
                 formats[name].check_choices(state[f"buffer.{name}"])

@@ -32,7 +32,8 @@ def update_by_hand(pool: AgentPool, task: str, batch_size: int) -> dict[str, Any
     buffer = pool.buffers.get(task)
     if buffer is None or not len(buffer):
         return {}
-    helpers, done = [agent.helpers[task] for agent in pool.agents], None
+    helpers = [helper for agent in pool.agents for helper in agent.helpers.values() if helper.name == task]
+    done = None
     first = helpers[0]
     if isinstance(first, OffPolicyHelper):
         rows, done = first.draw(batch_size) if batch_size else (first.rows_at(buffer.sample_indices(0)), None)

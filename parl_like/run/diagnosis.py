@@ -64,7 +64,8 @@ class Diagnosis:
             if (warmup := getattr(helper, "warmup", 0)) > robot.env_steps:
                 return f"{robot.env_steps} env steps were taken, and it begins with {warmup} rows {_LONGER}"
             return f"no update was due yet, or no agent calls helpers[{name!r}].store(...)"
-        rows, warmup = sum(agent.helpers[name].steps for agent in robot.agents), getattr(helper, "warmup", 0)
+        rows = sum(own.steps for agent in robot.agents for own in agent.helpers.values() if own.name == name)
+        warmup = getattr(helper, "warmup", 0)
         if not rows and not robot.env_steps:
             return "no environment step was taken"
         if not rows:

@@ -155,7 +155,7 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
 def final_info(env: Any) -> dict[str, object]:
     """Return what an agent's environment said with the last step of the episode that has just ended; of a vector environment,
     the part of the one whose episode it was."""
-    info: dict[str, Any] = env.last[5]
+    info: dict[str, Any] = env.last_step[5]
     if not hasattr(env, "n"):
         return info
     told, n, i = info.get("final_info", info), env.n, env.env_index

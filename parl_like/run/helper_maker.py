@@ -43,42 +43,44 @@ class HelperMaker:
         self.learners: dict[str, AgentHelper] = {}
         self._agents, self._driver, self._statistics = agents, driver, statistics
         self._free_lanes: dict[str, list[range]] = {}  # of agents that have left, by task
+        self._n_lanes: dict[str, int] = {}  # made so far, by task
 
     def make(self, name: str, agents: Sequence[Agent], seeds: Sequence[np.random.SeedSequence], stores: bool = True) -> None:
-        """Give every new agent a helper of one task; before the first of all, make the task's wrapper and, where rows are stored
-        (`stores`), its buffer."""
+        """Give every new agent a helper of one task, or one for each of its roles; before the first of all, make the task's
+        wrapper and, where rows are stored (`stores`), its buffer."""
         task, sync, mode = self.tasks[name], self.options.sync, self.options.mode
         make = task.helper or AgentHelper
-        helpers = [make() for _ in agents]
+        players = [(agent, role, own) for agent, seed in zip(agents, seeds, strict=True)
+                   for role, own in _roles(agent, name, seed)]
+        helpers = [make() for _ in players]
         first = helpers[0]
         if len({id(helper) for helper in helpers}) < len(helpers) or hasattr(first, "comm"):
             raise ValueError(f"Robot: task {name!r}: helper() gave one {type(first).__name__} to several agents; expected a new "
                              "one at every call")
         training = mode != "test" and task.train
-        n_lanes = sum(agent.n_envs for agent in agents)
-        lane = self._new_lanes(name, n_lanes) if name in self.wrappers else 0
-        if name not in self.wrappers:
-            self._open(name, task, first, n_lanes, stores and training)
+        is_new = name not in self.wrappers
+        if is_new:
+            self._open(name, task, first, sum(agent.n_envs for agent, _, _ in players), stores and training)
         wrapper, buffer = self.wrappers[name], self.buffers.get(name) if training else None
         if training and first.learns:
             self.learners.setdefault(name, first)
         if training and isinstance(first, OnPolicyHelper):
             self._statistics.rows.add_task(name)
         chain = self.transforms.setdefault(name, first.transforms)
-        for agent, helper, seed in zip(agents, helpers, seeds, strict=True):
-            communicator = wrapper.create_communicator(agent, self._driver)
-            lanes, lane = range(lane, lane + agent.n_envs), lane + agent.n_envs
-            rng = np.random.default_rng(seed)
-            helper.bind(HelperContext(name, agent, communicator, lanes, buffer, rng, mode, sync, chain))
-            agent.helpers[name] = helper
+        for (agent, role, seed), helper in zip(players, helpers, strict=True):
+            communicator = wrapper.create_communicator(agent, self._driver, role)
+            lanes, rng = self._new_lanes(name, agent.n_envs, is_new), np.random.default_rng(seed)
+            roles = agent.roles_of(name)
+            first_lane = agent.first_env * max(len(roles), 1) + (roles.index(role) * agent.n_envs if role is not None else 0)
+            helper.bind(HelperContext(name, agent, communicator, lanes, buffer, rng, mode, sync, chain, role, first_lane))
+            agent.helpers[name if role is None else (name, role)] = helper
             agent.learns = agent.learns or (training and helper.learns)
 
     def close(self, agent: Agent) -> None:
         """Close the communicators of an agent that leaves; its lanes are free for the next one."""
-        for name, helper in agent.helpers.items():
+        for helper in agent.helpers.values():
             helper.comm.close()
-            if helper.buffer is not None:
-                self._free_lanes.setdefault(name, []).append(helper.lanes)
+            self._free_lanes.setdefault(helper.name, []).append(helper.lanes)
 
     def _open(self, name: str, task: ComputationTask, helper: AgentHelper, n_lanes: int, stores: bool) -> None:
         """Make a task's wrapper and, where its helpers store rows, the buffer that they share."""
@@ -100,18 +102,24 @@ class HelperMaker:
         wrapper.trainings.env_steps = lambda: statistics.env_steps
         self.wrappers[name] = wrapper
 
-    def _new_lanes(self, name: str, n: int) -> int:
-        """Return the first of `n` lanes for an agent that joins: those of one that has left, whose rows end with a cut, or new
-        ones."""
-        buffer = self.buffers.get(name)
-        if buffer is None:
-            return sum(agent.n_envs for agent in self._agents)
-        for lanes in self._free_lanes.get(name, []):
-            if len(lanes) == n:
-                self._free_lanes[name].remove(lanes)
-                return lanes.start
-        buffer.add_lanes(n)
-        return buffer.n_lanes - n
+    def _new_lanes(self, name: str, n: int, made: bool) -> range:
+        """Return `n` lanes for a new helper: those of one that has left, whose rows end with a cut, or new ones; `made`: they are
+        in the buffer already."""
+        free = self._free_lanes.get(name, [])
+        if found := next((lanes for lanes in free if len(lanes) == n), None):
+            free.remove(found)
+            return found
+        buffer, first = self.buffers.get(name), self._n_lanes.get(name, 0)
+        if buffer is not None and not made:
+            buffer.add_lanes(n)
+        self._n_lanes[name] = first + n
+        return range(first, first + n)
+
+
+def _roles(agent: Agent, task: str, seed: np.random.SeedSequence) -> list[tuple[str | None, np.random.SeedSequence]]:
+    """Return the roles of an agent at a task, each with a seed; (None, seed) where it has none."""
+    roles = agent.roles_of(task)
+    return list(zip(roles, seed.spawn(len(roles)), strict=True)) if roles else [(None, seed)]
 
 
 def _for_policy(task: str, buffer: Any, space: gym.Space[object] | None) -> Any:

@@ -47,13 +47,13 @@ class ComputationWrapper:
         self.communicators: dict[str, Communicator] = {}
         self._joining = threading.Lock()
 
-    def create_communicator(self, agent: ActingAgent, driver: Transport) -> Communicator:
-        """The agent's end of the queues; agents may join while others run.
+    def create_communicator(self, agent: ActingAgent, driver: Transport, role: str | None = None) -> Communicator:
+        """The agent's end of the queues, or that of one of its roles; agents may join while others run.
 
         Raises:
             ValueError: an agent of that name has one already.
         """
-        communicator = Communicator(self, agent, driver)
+        communicator = Communicator(self, agent, driver, role)
         with self._joining:
             known = self.communicators.setdefault(communicator.name, communicator)
         if known is not communicator:
@@ -91,8 +91,9 @@ class Communicator:
     put_prediction_data, put_training_data = Alias("put_prediction"), Alias("put_training")
     get_prediction_return, get_training_return = Alias("get"), Alias("get")
 
-    def __init__(self, wrapper: ComputationWrapper, agent: ActingAgent, driver: Transport) -> None:
-        self.wrapper, self.agent, self.task, self.name = wrapper, agent, wrapper.task.name, str(agent)
+    def __init__(self, wrapper: ComputationWrapper, agent: ActingAgent, driver: Transport, role: str | None = None) -> None:
+        self.wrapper, self.agent, self.task = wrapper, agent, wrapper.task.name
+        self.name = str(agent) if role is None else f"{agent}, {role}"
         self._driver, self._put = driver, driver.put
         self._predictions, self._trainings = wrapper.predictions, wrapper.trainings
         self._ticket = self._new_ticket()  # reused: a blocking prediction is never open twice

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.agents.agent import Agent, Helpers
-from parl_like.interfaces import AgentPort, AlgorithmPort, EnvPort, TaskPort
+from parl_like.agents.agent import Agent
+from parl_like.agents.helpers import Helpers
+from parl_like.interfaces import AgentPort, AlgorithmPort, EnvPort, HelperKey, TaskPort
 from parl_like.run.agent_pool import AgentPool
 from parl_like.tasks.acting_copies import ActingCopies
 from parl_like.tasks.row_slots import RowSlots
@@ -112,7 +113,7 @@ class TaskProxy(TaskPort):
 class Elsewhere(Helpers):
     """The helpers of an agent in a worker process: none are here."""
 
-    def __missing__(self, name: str) -> Any:
+    def __missing__(self, key: HelperKey) -> Any:
         raise WrongCaller(f"{self._agent}: its helpers are in a worker process, where its own code can ask them and nobody else")
 
 
