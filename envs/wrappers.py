@@ -204,6 +204,82 @@ class Discretize(gym.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
                          i in zip(self._values, choices, strict=True)]).reshape(self._shape).astype(self._dtype)
 
 
+class MultiDiscreteToDiscrete(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Several choices at once as one choice among all combinations, Discrete(∏ nvec), the last choice changing fastest.
+
+    The part `mask` of a Dict observation, the alternatives of all choices side by side, becomes one of combinations: legal where
+    each choice is. A choice that allows nothing allows everything, as elsewhere.
+
+    Args:
+        env: Its actions are MultiDiscrete.
+
+    Raises:
+        ValueError: no such space, more than 100,000 combinations, or a mask of another shape; in step, no such choice.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        space = env.action_space
+        if not isinstance(space, gym.spaces.MultiDiscrete):
+            raise ValueError(f"MultiDiscreteToDiscrete: actions are {space}; expected a MultiDiscrete")
+        self._counts = [int(n) for n in space.nvec.ravel()]
+        self._inner, n = space, math.prod(self._counts)
+        if n > MAX_ACTIONS:
+            raise ValueError(f"MultiDiscreteToDiscrete: {n} combinations; expected at most {MAX_ACTIONS}: take an algorithm for "
+                             "several choices (`parl-like list --spaces`)")
+        self.action_space = gym.spaces.Discrete(n)
+        seen = env.observation_space
+        self._masked = isinstance(seen, gym.spaces.Dict) and "mask" in seen.spaces
+        if isinstance(seen, gym.spaces.Dict) and self._masked:
+            if seen["mask"].shape != (sum(self._counts),):
+                raise ValueError(f"MultiDiscreteToDiscrete: the mask is {seen['mask']}; expected shape ({sum(self._counts)},), "
+                                 "the alternatives of all choices side by side")
+            self.observation_space = gym.spaces.Dict({**seen.spaces, "mask": gym.spaces.MultiBinary(n)})
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._seen(obs), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, *rest = self.env.step(self.action(action))
+        return self._seen(obs), *rest
+
+    def action(self, action: Any) -> Array:
+        """The environment's own action of a choice."""
+        if not self.action_space.contains(action):
+            raise ValueError(f"MultiDiscreteToDiscrete: action is {action!r}; expected one of {self.action_space}")
+        space = self._inner
+        choices = np.array(np.unravel_index(int(action), self._counts)).reshape(space.nvec.shape)
+        return (choices + space.start).astype(space.dtype)
+
+    def _seen(self, obs: Any) -> Any:
+        if not self._masked:
+            return obs
+        parts = np.split(np.asarray(obs["mask"], bool), np.cumsum(self._counts)[:-1])
+        legal = np.ones((), bool)
+        for part in parts:
+            legal = np.logical_and.outer(legal, part if part.any() else ~part)
+        return {**obs, "mask": legal.ravel().astype(np.int8)}
+
+
+class TruncatedAsTerminated(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Every end is a true one: where the environment truncates, it says `terminated`, and learning does not bootstrap.
+
+    For a time limit that belongs to the task, which the agent should see in its observation, and for comparing with those who do
+    not tell the two apart. Info `truncated`: whether the end was a truncation.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        ends = bool(terminated or truncated)
+        return obs, reward, ends, False, info | {"truncated": bool(truncated)} if ends else info
+
+
 class NoisyObservation(gym.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
     """Appends `n` fresh standard normal numbers, from the environment's own generator, to every observation vector.
 

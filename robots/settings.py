@@ -29,7 +29,7 @@ from parl_like.lab.config import ends_with, fit, flat, nested, overruled
 from parl_like.lab.user_experiments import candidates
 from parl_like.lab.yaml_text import ConfigError, show
 from parl_like.learning.explorers import Explorer
-from parl_like.learning.schedule import Linear, Schedule
+from parl_like.learning.schedule import Exponential, Linear, Schedule
 from parl_like.learning.span import Span
 from parl_like.values.errors import nearest, our_name, unknown
 
@@ -61,17 +61,24 @@ def optimiser_steps(updates: float, rows: int, learner: Mapping[str, Any]) -> in
     return steps
 
 
-class LinearSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A schedule as plain data: from `start` to `end`, linearly over that `share` of the run, or over `steps` counts."""
+class ScheduleSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A schedule as plain data: from `start` to `end`, linearly over that `share` of the run, or over `steps` counts; with
+    `decay` exponentially, where so many counts divide what is left by e."""
 
     start: float
     end: float
     share: float = 1.0
     steps: int = 0
     warmup: int = 0
+    decay: float = 0.0
 
-    def schedule(self, span: Span, count: Callable[[], float | None], name: str) -> Linear:
+    def schedule(self, span: Span, count: Callable[[], float | None], name: str) -> Linear | Exponential:
         """`count`: what the whole run counts, by the steps of `span` as they are then. `name`: what is set, for messages."""
+        if self.decay < 0 or self.decay and self.steps:
+            raise ConfigError(f"Config: {name} has decay {self.decay:g} and steps {self.steps}; expected {{start, end, decay}} "
+                              "with a decay above 0, or {start, end, steps}")
+        if self.decay:
+            return Exponential(self.start, self.end, self.decay, self.warmup)
         if self.steps:
             return Linear(self.start, self.end, self.steps, self.warmup)
         return span.linear(self.start, self.end, lambda _: (count() or 1) * self.share, self.warmup, name)
@@ -184,10 +191,10 @@ class Parts:
                 value = kind.as_numpy(value, key)
             found[name] = value
         for name, value in found.items():
-            if isinstance(value, LinearSetting):
+            if isinstance(value, ScheduleSetting):
                 what = acts if name in COUNTS_ACTS or issubclass(owner, Explorer) else updates
                 count = partial(self._count, what, where, owner)
-                if not value.steps and count() is None:
+                if not (value.steps or value.decay) and count() is None:
                     raise ConfigError(f"Config: {owner.__name__}.{name} is a schedule over the updates of the run, whose number "
                                       "depends on how long its episodes are; say how many it spans: {start, end, steps: N}")
                 found[name] = value.schedule(self.span, count, f"{owner.__name__}.{name}")
@@ -371,7 +378,7 @@ def kind_of(hint: Any) -> ArgumentKind | None:
         made = one if isinstance(one, type) else inner[-1] if inner and isinstance(inner[-1], type) else object
         kind = next((base.__name__ for base in BY_NAME if issubclass(made, base)), "")
         if one == Schedule:
-            found["{start, end, share}"] = LinearSetting
+            found["{start, end, share}"] = ScheduleSetting
         elif plain_type(one):
             found["null" if one is type(None) else " | ".join(map(repr, inner)) if origin is Literal
                   else getattr(one, "__name__", str(one)) if not inner else str(one).rpartition("abc.")[2]] = one

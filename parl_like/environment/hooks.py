@@ -174,11 +174,53 @@ class EveryNSteps(_EveryN):
 
 
 class EveryNEpisodes(_EveryN):
-    """Calls `function(robot)` after every `n`-th finished episode that this hook has seen, all agents together."""
+    """Calls `function(robot)` after every `n`-th finished episode that this hook has seen, all agents together.
 
-    def post_episode(self, agent: AgentPort, interrupted: bool) -> None:
+    Args:
+        stage: `Stage.PRE_EPISODE`: when every `n`-th of them begins, instead.
+    """
+
+    def __init__(self, n: int, function: Callable[[Any], None], stage: Stage = Stage.POST_EPISODE) -> None:
+        super().__init__(n, function)
+        if stage not in (Stage.PRE_EPISODE, Stage.POST_EPISODE):
+            raise ValueError(f"EveryNEpisodes: stage is {stage}; expected Stage.PRE_EPISODE or Stage.POST_EPISODE")
+        setattr(self, stage.value, self._one_more)
+
+    def _one_more(self, agent: AgentPort, interrupted: bool = False) -> None:
         if not interrupted:
             self._count(agent.robot, self._seen or 0, (self._seen or 0) + 1)
+
+
+class LossLog(Hook):
+    """Loss of each update, and what else the algorithm reports, by task.
+
+    Looks after every act, and at the end, for the newest update. Where several have come since the last look it notes the last
+    one: a table that learns from single rows, an async run, or a worker's turn.
+
+    Attributes:
+        rows: Task → a dict for each update: `updates` (so many so far), `env_steps` (when it was seen), and what it said.
+    """
+
+    counts_only = True
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[dict[str, float]]] = {}
+        self._updates: dict[str, int] = {}
+
+    def pre_experiment(self, robot: UsersRobot) -> None:
+        self._updates = {name: task.learns for name, task in robot.tasks.items()}
+
+    def post_act(self, agent: AgentPort) -> None:
+        self._look(agent.robot)
+
+    def _look(self, robot: UsersRobot) -> None:
+        for name, task in robot.tasks.items():
+            if task.learns != self._updates.get(name, 0):
+                self._updates[name] = task.learns
+                said = {key: float(value) for key, value in robot.wrappers[name].trainings.last_result.items()}
+                self.rows.setdefault(name, []).append({"updates": task.learns, "env_steps": robot.env_steps, **said})
+
+    post_experiment = _look
 
 
 def hooks_of(given: Any) -> list[Hook]:

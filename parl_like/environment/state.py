@@ -40,7 +40,8 @@ WRAPPERS = {
     _WRAPPERS + "stateful_observation.FrameStackObservation": ("obs_queue",),
     _OURS + "make.TimeLimit": ("elapsed",), _OURS + "make.ActionBounds": (), _OURS + "make.FiveValues": (),
     "parl_like.agents.vector_agent._Owning": (),
-    **{f"{_OURS}wrappers.{name}": () for name in ("NormalizeObservation", "ActionRepeat", "Discretize")},
+    **{f"{_OURS}wrappers.{name}": () for name in (
+        "NormalizeObservation", "ActionRepeat", "Discretize", "MultiDiscreteToDiscrete", "TruncatedAsTerminated")},
 }
 _SYNC = "gymnasium.vector.sync_vector_env.SyncVectorEnv"
 REFUSED = {"ale_py.env.AtariEnv": "its state lacks the action that sticks; use parl_like.envs.atari.Atari"}

@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.interfaces import RunPort, UsersRobot
+from parl_like.environment.hooks import Hook
+from parl_like.interfaces import AgentPort, RunPort, UsersRobot
 from parl_like.values.user_calls import Guarded
 
 
 class StopCondition(Guarded):
     """Consulted after every act; the run ends at once when it returns True: no agent takes another step. Compose with `&` and
-    `|`.
+    `|`. `StopWhenAgent` looks at agents and their environments, wherever these are.
 
     Subclasses write `__call__`. A composition asks both sides every time, so that counters inside see every act. Agents in
     threads ask one at a time.
@@ -33,6 +34,10 @@ class StopCondition(Guarded):
     def most_steps(self) -> int | None:
         """Environment steps after which it ends a run at the latest, which schedules span; None: nobody knows."""
         return None
+
+    def watchers(self) -> list[StopWhenAgent]:
+        """The conditions in it that are asked where the agents are."""
+        return []
 
     def __and__(self, other: StopCondition) -> StopCondition:
         return _Both(self, other, all)
@@ -67,6 +72,9 @@ class _Both(StopCondition):
         if self.rule is any:
             return min(known, default=None)
         return max(known) if len(known) == 2 else None
+
+    def watchers(self) -> list[StopWhenAgent]:
+        return [one for side in self.sides for one in side.watchers()]
 
 
 class _StopAfter(StopCondition):
@@ -202,3 +210,34 @@ class StopWhen(StopCondition):
 
     def __call__(self, robot: RunPort) -> bool:
         return bool(self.function(robot))
+
+
+class StopWhenAgent(StopCondition, Hook):
+    """When `function(agent)` is true of an agent that has just acted: any rule about environments.
+
+    It is asked beside the agent after each of its acts, also where that is in a worker process, and sees `agent.env`, its `last`
+    step and attributes of the environment's own: `StopWhenAgent(lambda agent: agent.env.unwrapped.place > 9)`. Of a
+    `VectorAgent`, `agent.env` has all its environments.
+
+    Under drivers with workers the function is sent to them when they begin, and each has a copy: what one notes, no other sees.
+    What a function said of any act counts when the robot hears of it: agents may have taken the steps of a turn since then (one,
+    or with replicas up to 16). A run with another such condition than the run before begins with new workers, which take over
+    the state of the old ones; open episodes are cut or carried over as at a checkpoint.
+    """
+
+    def __init__(self, function: Callable[[Any], bool]) -> None:
+        self.function = function
+        self.said = False
+
+    def begin(self, robot: RunPort) -> None:
+        self.said = False
+
+    def watchers(self) -> list[StopWhenAgent]:
+        return [self]
+
+    def post_act(self, agent: AgentPort) -> None:
+        self.said = self.said or bool(self.function(agent))
+
+    def __call__(self, robot: RunPort) -> bool:
+        said, self.said = self.said, False
+        return said

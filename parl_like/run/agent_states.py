@@ -7,11 +7,19 @@ from typing import Any, Protocol
 
 from parl_like.agents.agent import Agent
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.environment.stop_conditions import StopWhenAgent
 from parl_like.interfaces import AgentPort
 
 
 class States(Protocol):
     """The states of all agents and buffers of a driver, wherever they are; asked while no agent runs."""
+
+    def watch(self, watchers: Sequence[StopWhenAgent]) -> None:
+        """Bring what the next run's stop condition asks beside the agents to where these are.
+
+        Raises:
+            TypeError: a function cannot be sent there.
+        """
 
     def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
         """Return the digest of every agent's trace, by the agent's index; `here` is what this process has seen of them."""
@@ -39,6 +47,9 @@ class AgentStates:
 
     def __init__(self, agents: Sequence[Agent], buffers: Mapping[str, ReplayBuffer]) -> None:
         self.agents, self.buffers = agents, buffers
+
+    def watch(self, watchers: Sequence[StopWhenAgent]) -> None:
+        """Do nothing, for they are hooks of the run."""
 
     def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
         return here

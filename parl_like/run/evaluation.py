@@ -94,21 +94,32 @@ class Episodes:
 
 
 class Quotas(Hook):
-    """Notes the finished episodes of every agent, and counts down how many each is to play."""
+    """Notes the finished episodes of every agent, and counts down how many each is to play.
 
-    def __init__(self, agents: list[Agent]) -> None:
+    Args:
+        infos: Whether last infos are noted, too, which takes agents of this process.
+    """
+
+    def __init__(self, agents: list[Agent], infos: bool) -> None:
+        self._infos = infos
         # Return, length, first row and last info.
-        self.seen: dict[int, list[tuple[Any, ...]]] = {agent.index: [] for agent in agents}
+        self._seen: dict[int, list[tuple[Any, ...]]] = {agent.index: [] for agent in agents}
 
     def post_episode(self, agent: AgentPort, interrupted: bool) -> None:
         if interrupted or agent.quota.episodes == 0:
             return
         stored = ((h.buffer, h.lanes[agent.env.env_index]) for h in agent.helpers.values() if h.buffer is not None)
         first_row = next((buffer.episode_start(lane) for buffer, lane in stored), -1)
-        info = final_info(agent.env) if agent.agent_pool.mode == "test" else {}  # agents that train may be in another process
-        self.seen[agent.index].append((agent.env.episode_return, agent.env.episode_length, first_row, info))
+        info = final_info(agent.env) if self._infos else {}
+        self._seen[agent.index].append((agent.env.episode_return, agent.env.episode_length, first_row, info))
         if agent.quota.episodes is not None:
             agent.quota.episodes -= 1
+
+    def episodes(self, n_steps: int, seconds: float, cut: int = 0) -> Episodes:
+        """Return what was noted, agent by agent; the other numbers are those of `Episodes`."""
+        seen = [episode for _, of_agent in sorted(self._seen.items()) for episode in of_agent]
+        returns, lengths, idxs, infos = ([episode[i] for episode in seen] for i in range(4))
+        return Episodes(returns, lengths, idxs, n_steps, seconds, infos, cut=cut)
 
 
 def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: Hook) -> Episodes:
@@ -120,7 +131,7 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
     pool.driver.refuse_agents()
     with pool.lifecycle.one_thread:
         begin, steps_before = perf_counter(), pool.env_steps
-        quotas = Quotas(agents)
+        quotas = Quotas(agents, infos=pool.mode == "test")  # agents that train may be in another process
         if n_episode is not None:
             share, rest = divmod(n_episode, len(agents))
             for i, agent in enumerate(agents):
@@ -142,14 +153,13 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
             for agent in agents:
                 agent.quota.lift()
             pool.hooks.tell_agents()
-        seen = [episode for agent in agents for episode in quotas.seen[agent.index]]
-        returns, lengths, idxs, infos = ([episode[i] for episode in seen] for i in range(4))
         cut = sum(getattr(agent.env, "cut_short", 0) for agent in agents)
+        seen = quotas.episodes(pool.env_steps - steps_before, perf_counter() - begin, cut)
         if cut:
-            warnings.warn(f"{cut} of {len(returns)} episodes did not end within max_episode_steps, and were truncated there; "
+            warnings.warn(f"{cut} of {seen.n_episodes} episodes did not end within max_episode_steps, and were truncated there; "
                           "give the environment a time limit (gymnasium.wrappers.TimeLimit), or the evaluation another bound",
                           RuntimeWarning, stacklevel=3)
-        return Episodes(returns, lengths, idxs, pool.env_steps - steps_before, perf_counter() - begin, infos, cut=cut)
+        return seen
 
 
 def final_info(env: Any) -> dict[str, object]:

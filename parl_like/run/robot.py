@@ -376,7 +376,7 @@ class Robot(Counted):
             raise ValueError(f"evaluate: episodes is {episodes}; expected at least 1")
         n = min(n_agents or len(self.agents), episodes)
         with self.evaluator.pool(n, seed, self.evaluator.source(env), stop, max_episode_steps) as pool:
-            return self.evaluator.scored(gather(pool, None, episodes))
+            return self.evaluator.scored(gather(pool, None, episodes, *([] if stop is None else stop.watchers())))
 
     def watch(self, hook: Hook, *, seed: int | None = None, env: EnvSource = None, max_steps: int = 0,
               max_episode_steps: int | None = EPISODE_LIMIT) -> float:

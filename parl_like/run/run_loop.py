@@ -30,8 +30,10 @@ class RunLoop:
             follow_run(robot, None if stop is None else stop.most_steps())
             lifecycle.recover()
             self._saves.clear()
+            watchers = [] if stop is None else stop.watchers()
+            pool.driver.states.watch(watchers)
             try:
-                pool.hooks.begin(hooks)
+                pool.hooks.begin([*hooks, *watchers])
                 if stop is not None:
                     stop.begin(robot)
                 pool.should_stop = None if stop is None else pool.hooks.in_turn(stop)

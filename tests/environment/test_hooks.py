@@ -1,17 +1,19 @@
 """The six stages, the hooks that come with the house, and stop conditions."""
 
+import sys
 import time
 
 import numpy as np
 import pytest
 from agent_fakes import Corridor, Log, Recorder, TwoLengths, robot_of
 
-from parl_like import Agent, AgentHelper, OffPolicyHelper
+from parl_like import Agent, AgentHelper, OffPolicyHelper, Robot
 from parl_like.environment.hooks import (
     EpisodeStats,
     EveryNEpisodes,
     EveryNSteps,
     Hook,
+    LossLog,
     RewardsPerEpisode,
     Stage,
     StageHook,
@@ -223,6 +225,46 @@ def test_what_is_done_every_n_steps_and_episodes():
     for hook in (EveryNSteps, EveryNEpisodes):
         with pytest.raises(ValueError, match="n is 0; expected at least 1"):
             hook(0, print)
+
+
+def test_every_n_episodes_may_count_their_beginnings():
+    begun = []
+    with robot_of(Recorder(), env=lambda: Corridor(4)) as robot:
+        robot.run(StopAfterSteps(14), EveryNEpisodes(2, lambda r: begun.append(r.env_steps), stage=Stage.PRE_EPISODE))
+    assert begun == [4, 12]
+    with pytest.raises(ValueError, match=r"stage is Stage.PRE_ACT; expected Stage.PRE_EPISODE or Stage.POST_EPISODE"):
+        EveryNEpisodes(2, print, stage=Stage.PRE_ACT)
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads", pytest.param("processes", marks=pytest.mark.skipif(
+    sys.platform != "linux", reason="workers are forked"))])
+def test_the_losses_of_updates_are_logged(driver):
+    log, workers = LossLog(), {"workers.count": 2} if driver == "processes" else {}
+    with Robot.of("PPO", "CartPole-v1", n_agents=2, seed=0, unroll=16, hidden=[8], driver=driver, **workers) as robot:
+        robot.run(StopAfterIterations(1))  # of which it does not hear
+        robot.run(StopAfterSteps(3 * 32), log)
+        rows = log.rows["RL"]
+        assert [row["updates"] for row in rows] == list(range(2, robot.tasks["RL"].learns + 1)) and len(rows) >= 3
+        assert rows[-1].keys() > {"updates", "env_steps", "loss", "entropy"}
+        steps = [row["env_steps"] for row in rows]
+        assert steps == sorted(steps) and steps[0] > 32
+        assert rows[-1]["loss"] == robot.metrics()["RL/loss"]
+
+
+def test_a_hook_changes_settings_and_saves_meanwhile(tmp_path):
+    """The rate counts from the next update on; the state is written at the end of the iteration."""
+    def settle(robot):
+        robot.tasks["RL"].algorithm.lr = 0.0
+        weights.append(robot.tasks["RL"].algorithm.model.weights_hash())
+
+    weights: list = []
+    with Robot.of("PPO", "CartPole-v1", n_agents=2, seed=0, unroll=16, hidden=[8]) as robot:
+        saves = EveryNSteps(64, lambda robot: robot.request_save(tmp_path / f"{robot.env_steps}"))
+        robot.run(StopAfterSteps(160), EveryNSteps(80, settle) + saves)
+        assert robot.tasks["RL"].learns == 5 and len(weights) == 2 and len(set(weights)) == 1
+        assert robot.tasks["RL"].algorithm.model.weights_hash() == weights[0]
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["128", "64"]
+        robot.load(tmp_path / "64")
 
 
 def test_time_per_step_is_the_environments():

@@ -30,9 +30,11 @@ from parl_like.envs.tabular import RandomWalk, TableEnv
 from parl_like.envs.wrappers import (
     ActionRepeat,
     Discretize,
+    MultiDiscreteToDiscrete,
     NoisyObservation,
     NormalizeObservation,
     RewardWeights,
+    TruncatedAsTerminated,
 )
 
 
@@ -125,6 +127,8 @@ CASES = {
     ActionRepeat: [lambda: ActionRepeat(Drift(), 3)],
     RewardWeights: [lambda: RewardWeights(TwoRewards(), [1.0, -0.5])],
     Discretize: [lambda: Discretize(Drift(), 3), lambda: Discretize(Drift(), [2, 3], joint=False)],
+    MultiDiscreteToDiscrete: [lambda: MultiDiscreteToDiscrete(Discretize(Drift(), [2, 3], joint=False))],
+    TruncatedAsTerminated: [lambda: TruncatedAsTerminated(TimeLimit(Drift(), 2))],
     NoisyObservation: [lambda: NoisyObservation(Drift(), 2), lambda: NoisyObservation(ActionRepeat(Drift(), 2), 1)],
     Atari: [lambda: Atari("breakout", 21, render_mode="rgb_array"),
             lambda: Atari("pong", 21, grey=True, sticky=0.25, clip_reward=1)],
@@ -177,7 +181,8 @@ def test_none_is_missing():
 
 @pytest.mark.parametrize("wrap", [
     lambda env: TimeLimit(env, 2), ActionBounds, NormalizeObservation, lambda env: ActionRepeat(env, 2),
-    Discretize, lambda env: NoisyObservation(env, 2),
+    Discretize, lambda env: NoisyObservation(env, 2), TruncatedAsTerminated,
+    lambda env: MultiDiscreteToDiscrete(Discretize(env, joint=False)),
 ])  # fmt: skip
 def test_a_wrapped_environment_can_be_made_again_from_its_spec(wrap):
     env = wrap(gym.make("Pendulum-v1"))

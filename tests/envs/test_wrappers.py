@@ -8,6 +8,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from parl_like import Robot
 from parl_like.data.transforms import Moments
 from parl_like.environment.state import BARE, WRAPPERS
 from parl_like.envs.atari import Atari
@@ -17,8 +18,10 @@ from parl_like.envs.sokoban import SokobanEnv
 from parl_like.envs.wrappers import (
     ActionRepeat,
     Discretize,
+    MultiDiscreteToDiscrete,
     NoisyObservation,
     NormalizeObservation,
+    TruncatedAsTerminated,
     clone_state,
     restore_state,
 )
@@ -160,7 +163,66 @@ def test_discrete_actions():
         env.step(np.array([3, 0]))
 
 
+class Several(gym.Env):
+    """Three choices, in a space of two rows where `nested`, of which an observation says by a mask what is legal."""
+
+    def __init__(self, masked=True, nested=False):
+        nvec, start = np.array([2, 3, 2]), np.array([0, -1, 5])
+        self.action_space = gym.spaces.MultiDiscrete(nvec[None] if nested else nvec, start=start[None] if nested else start)
+        parts = {"x": gym.spaces.Discrete(3), **({"mask": gym.spaces.MultiBinary(7)} if masked else {})}
+        self.observation_space = gym.spaces.Dict(parts)
+        self.masked = masked
+
+    def obs(self, *legal):
+        return {"x": 1, **({"mask": np.array(legal, np.int8)} if self.masked else {})}
+
+    def reset(self, *, seed=None, options=None):
+        return self.obs(1, 1, 0, 1, 1, 1, 0), {}
+
+    def step(self, action):
+        assert action in self.action_space
+        return self.obs(0, 1, 0, 0, 0, 1, 1), 1.0, False, True, {"action": action}
+
+
+def test_several_choices_are_one_of_all_combinations():
+    env = MultiDiscreteToDiscrete(Several(masked=False))
+    assert env.action_space == gym.spaces.Discrete(12) and env.reset()[0] == {"x": 1}
+    actions = [env.step(i)[4]["action"].tolist() for i in range(12)]
+    assert actions == [[a, b, c] for a in (0, 1) for b in (-1, 0, 1) for c in (5, 6)]
+    nested = MultiDiscreteToDiscrete(Several(nested=True))
+    assert nested.step(np.int64(7))[4]["action"].tolist() == [actions[7]]
+    with pytest.raises(ValueError, match=r"action is 12; expected one of Discrete\(12\)"):
+        env.step(12)
+
+
+def test_a_mask_of_choices_becomes_one_of_combinations():
+    env = MultiDiscreteToDiscrete(Several())
+    assert env.observation_space["mask"] == gym.spaces.MultiBinary(12)
+    legal = env.reset()[0]["mask"]
+    assert legal.dtype == np.int8 and legal.reshape(2, 3, 2).tolist() == [[[0, 0], [1, 0], [1, 0]]] * 2
+    obs = env.step(0)[0]  # nothing of the second choice is legal, which allows everything
+    assert obs["mask"].reshape(2, 3, 2).tolist() == [[[0, 0]] * 3, [[1, 1]] * 3] and obs in env.observation_space
+    with Robot.of("DQN", lambda: TimeLimit(MultiDiscreteToDiscrete(Several()), 5), seed=0, n_agents=1, random_steps=50) as robot:
+        robot.run(60)  # whatever is drawn or chosen is legal
+        buffer = robot.buffers["RL"][:]
+        assert (buffer.obs.mask[np.arange(len(buffer)), buffer.act.astype(int)] == 1).all()
+
+
+def test_a_limit_of_steps_as_a_true_end():
+    env = TruncatedAsTerminated(make(max_episode_steps=3))
+    env.reset(seed=0)
+    seen = [env.step(0) for _ in range(3)]
+    assert [(one[2], one[3], one[4]) for one in seen] == [(False, False, {})] * 2 + [(True, False, {"truncated": True})]
+    env = TruncatedAsTerminated(make())
+    env.reset(seed=0)
+    while not (last := env.step(0))[2]:
+        pass
+    assert last[3] is False and last[4] == {"truncated": False}
+
+
 @pytest.mark.parametrize("build, message", [
+    (lambda: MultiDiscreteToDiscrete(make()), "actions are Discrete.*expected a MultiDiscrete"),
+    (lambda: MultiDiscreteToDiscrete(Discretize(Sink([0] * 9, [1] * 9), 5, joint=False)), "1953125 combinations"),
     (lambda: Discretize(make()), "actions are Discrete"), (lambda: Discretize(Sink([-np.inf], [1])), "finite bounds"),
     (lambda: Discretize(Sink([0, 0], [1, 1]), [3]), "expected 2 numbers"), (lambda: Discretize(Sink([0], [1]), 0), "at least 1"),
     (lambda: Discretize(Sink([0] * 9, [1] * 9), 5), "1953125 combinations"), (lambda: ActionRepeat(Counter(), 0), "n is 0"),

@@ -26,7 +26,7 @@ from parl_like.lab.config import Workers, ends_with, parse_assignments, resolve
 from parl_like.lab.runs.rundir import RunDir
 from parl_like.lab.yaml_text import ConfigError, UsageError, load_yaml
 from parl_like.learning.explorers import EpsilonGreedy
-from parl_like.learning.schedule import Linear
+from parl_like.learning.schedule import Exponential, Linear
 from parl_like.robots import auxiliary, hierarchy, single
 from parl_like.robots.settings import arguments_of
 
@@ -169,6 +169,18 @@ def test_schedules_end_with_the_run():
     with robot("algorithm=PPO", "n_agents=4", "unroll=50", "epochs=2", "minibatch_rows=60", "total_steps=2000",
                "lr.end=0") as one:
         assert one.tasks["RL"].algorithm.lr == Linear(3e-4, 0.0, 60)
+
+
+def test_a_schedule_may_be_exponential():
+    with robot("epsilon={start: 1.0, end: 0.01, decay: 500}", "lr={start: 1e-3, end: 0, decay: 40, warmup: 7}") as one:
+        algorithm = one.tasks["RL"].algorithm
+        assert algorithm.epsilon == Exponential(1.0, 0.01, 500) and algorithm.lr == Exponential(1e-3, 0.0, 40, warmup=7)
+        assert algorithm.epsilon(500) == pytest.approx(0.01 + 0.99 / np.e)
+    with robot("algorithm=REINFORCE", "lr={start: 1, end: 0, decay: 9}", env="CartPole-v1") as one:
+        assert one.tasks["RL"].algorithm.lr == Exponential(1.0, 0.0, 9)
+    for given in ("decay: -1", "decay: 5, steps: 9"):
+        with pytest.raises(ConfigError, match="DQN.epsilon has decay .*expected {start, end, decay} with a decay above 0, or"):
+            robot(f"epsilon={{start: 1, end: 0, {given}}}")
 
 
 @pytest.mark.parametrize("words", [

@@ -143,6 +143,7 @@ class HostedDriver(CooperativeDriver):
             if not worker.taken:
                 worker.budget.clear()
         self._connect()
+        self._take_in(requests=False)  # what was said before, as after a load, says nothing of the agents that begin now
         for agent in agents:
             agent.go_on()
         self._start_agents()
@@ -439,7 +440,7 @@ class HostedDriver(CooperativeDriver):
 
     @property
     def states(self) -> WorkerStates:
-        return WorkerStates(self.supervisor, self.pool, self._connect, self._pump)
+        return WorkerStates(self.supervisor, self._recipes, self.pool, self._connect, self._pump)
 
     def refuse_agents(self) -> None:
         """The callers that would wait for themselves are hooks and stop conditions here."""

@@ -178,4 +178,5 @@ class RemoteEnv(EnvPort):
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"env.{name}: {self._agent}'s environment is in a worker process; here it has episode_return, "
-                             "episode_length and env_index")
+                             "episode_length and env_index. A stop condition looks at environments there: "
+                             "StopWhenAgent(lambda agent: …)")

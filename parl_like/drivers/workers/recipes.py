@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
+from parl_like.agents.agent import Agent
 from parl_like.drivers.workers.handle import WorkerHandle
 from parl_like.drivers.workers.proxies import TaskProxy
 from parl_like.drivers.workers.worker_agents import Recipe
@@ -24,12 +25,16 @@ class Recipes:
         seeds: Agent's index → its seed.
         sync: Whether agents wait for updates.
         agent_restarts: See `parl_like.drivers.workers.processes.Processes`.
+
+    Attributes:
+        watching: What a run's stop condition asks beside the agents.
     """
 
     def __init__(self, tasks: Mapping[str, ComputationTask], seeds: Mapping[int, np.random.SeedSequence], sync: bool,
                  agent_restarts: int) -> None:
         self._proxies = {name: TaskProxy(task) for name, task in tasks.items()}
         self._seeds, self._sync, self._agent_restarts = dict(seeds), sync, agent_restarts
+        self.watching: list[Callable[[Agent], bool]] = []
 
     def make(self, pool: AgentPool, worker: WorkerHandle) -> Recipe:
         """Return what a worker's next process is told; rows that tasks keep for its agents are set aside."""
@@ -47,4 +52,4 @@ class Recipes:
         return Recipe(
             worker.name, proxies, for_elsewhere(made_of.env), made_of.agent, made_of.label, pool.mode, self._sync, seeds,
             (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), pool.trace is not None,
-            self._agent_restarts, len(pool.agents), worker.agents[0].n_envs)
+            self._agent_restarts, len(pool.agents), worker.agents[0].n_envs, self.watching)

@@ -13,6 +13,7 @@ from parl_like.drivers.messages import ERRORS, Message, RemoteError, text_of
 from parl_like.drivers.workers.handle import WorkerHandle
 from parl_like.drivers.workers.worker_agents import COUNTS
 from parl_like.environment.hooks import overridden
+from parl_like.environment.stop_conditions import StopWhenAgent
 from parl_like.run.agent_pool import AgentPool
 from parl_like.tasks.queues import RequestQueue
 from parl_like.values.errors import AgentFailed
@@ -37,6 +38,7 @@ class Reports:
         self.agent_restarts = 0
         self._post_episode: Sequence[Callable[..., None]] = ()  # hooks of ended episodes, and of many steps at once
         self._post_steps: Sequence[Callable[..., None]] = ()
+        self._watchers: Sequence[StopWhenAgent] = ()
 
     def observe(self, hooks: list[Any]) -> None:
         """Take the robot's hooks, from now on.
@@ -45,7 +47,9 @@ class Reports:
             ValueError: one listens to what happens in the workers.
         """
         pool = self._pool()
-        hooks = [hook for hook in hooks if hook is not pool.trace]  # the workers have their own
+        self._watchers = [hook for hook in hooks if isinstance(hook, StopWhenAgent)]
+        # The workers have their own of these.
+        hooks = [hook for hook in hooks if hook is not pool.trace and not isinstance(hook, StopWhenAgent)]
         for hook in hooks:
             heard = [stage for stage in ("pre_episode", "pre_act", "post_act") if overridden([hook], stage)]
             if heard and not getattr(hook, "counts_only", False):
@@ -66,6 +70,9 @@ class Reports:
             if queue.kind == "learn" and (rows := notes.get(f"rows {queue.task.name}")):
                 pool.statistics.count_rows(queue.task.name, *rows)
         pool.take_over(notes)
+        for number in notes.get("watched", ()):
+            if number < len(self._watchers):  # else of a run before
+                self._watchers[number].said = True
         if "steps" in notes:
             if agent.env is not None:
                 agent.env.time_steps += notes["time"]

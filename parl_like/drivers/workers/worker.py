@@ -168,6 +168,9 @@ class Worker:
             if any(counted):
                 notes[f"{queue.kind} {queue.task.name}"] = counted
                 queue.counters.load_state_dict(dict.fromkeys(COUNTS, 0))
+        if pool.watching.said:
+            notes["watched"] = sorted(pool.watching.said)
+            pool.watching.said.clear()
         if pool.wants_stop:
             notes["stop"], pool.wants_stop = True, False
             for agent in pool.agents:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from importlib import import_module
 from time import sleep
 from typing import Any
@@ -54,6 +54,7 @@ class Recipe:
         seed: Of the worker's own generators, such as its buffers'.
         n_agents: Of all workers. n_envs: Of the agent that the robot made as an example.
         shared: Folder of the blocks that both processes map; empty: all rows travel in messages.
+        watching: Functions of `StopWhenAgent`, which are asked of each agent after each act.
     """
 
     name: str
@@ -69,6 +70,7 @@ class Recipe:
     agent_restarts: int
     n_agents: int
     n_envs: int
+    watching: list[Callable[[Agent], bool]] = field(default_factory=list)
     shared: str = ""
 
 
@@ -187,6 +189,23 @@ class EpisodeReport(Hook):
                 agent.quota.episodes -= 1
 
 
+class WatcherReport(Hook):
+    """Asks the functions of the run's stop condition.
+
+    Attributes:
+        said: Numbers of those that said yes since the last turn.
+    """
+
+    def __init__(self, functions: Sequence[Callable[[Agent], bool]]) -> None:
+        self.said: set[int] = set()
+        self._functions = functions
+
+    def post_act(self, agent: Agent) -> None:
+        for number, function in enumerate(self._functions):
+            if function(agent):
+                self.said.add(number)
+
+
 class WorkerStatistics(Statistics):
     """Counters that are sent to the robot.
 
@@ -299,7 +318,8 @@ class WorkerPool(AgentPool):
         super().__init__(options, lambda: self._proxy, WorkerStatistics())
         self._proxy = RobotProxy(self)
         self.fill(len(recipe.agents))
-        self.hooks.begin([EpisodeReport(self.statistics.ended)])
+        self.watching = WatcherReport(recipe.watching)
+        self.hooks.begin([EpisodeReport(self.statistics.ended), *([self.watching] if recipe.watching else [])])
 
     def _make_driver(self) -> Any:
         return RemoteDriver(self.agent_failed, self._again)

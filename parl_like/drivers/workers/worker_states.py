@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import is_
 from typing import Any
+
+import cloudpickle
 
 from parl_like.drivers.messages import pack_state
 from parl_like.drivers.workers.handle import WorkerHandle
+from parl_like.drivers.workers.recipes import Recipes
 from parl_like.drivers.workers.supervisor import Supervisor
+from parl_like.environment.stop_conditions import StopWhenAgent
 from parl_like.run.agent_pool import AgentPool
 from parl_like.run.agent_states import same_agents
 from parl_like.run.robot_state import WORKERS
@@ -18,14 +23,37 @@ class WorkerStates:
 
     Args:
         supervisor: Sends orders, and knows the workers.
+        recipes: What their processes are told when they begin.
         pool: Whose agents they are.
         connect: Starts workers where there are none, and returns when every worker has said hello.
         listen: Takes in what workers have sent, or waits for something.
     """
 
-    def __init__(self, supervisor: Supervisor, pool: AgentPool, connect: Callable[[], None],
+    def __init__(self, supervisor: Supervisor, recipes: Recipes, pool: AgentPool, connect: Callable[[], None],
                  listen: Callable[[], None]) -> None:
-        self.supervisor, self._pool, self._connect, self._listen = supervisor, pool, connect, listen
+        self.supervisor, self._recipes, self._pool, self._connect, self._listen = supervisor, recipes, pool, connect, listen
+
+    def watch(self, watchers: Sequence[StopWhenAgent]) -> None:
+        """See `States.watch`. Code goes to workers when they begin, and never in a message: where they have begun without these
+        functions, new ones take their place, and their state."""
+        before, functions = self._recipes.watching, [watcher.function for watcher in watchers]
+        if not functions or len(before) == len(functions) and all(map(is_, before, functions)):
+            return
+        try:
+            cloudpickle.dumps(functions)
+        except Exception as error:
+            raise TypeError("Robot.run: a function of StopWhenAgent cannot be sent to worker processes: "
+                            f"{type(error).__name__}: {error}; let it hold no open files, locks or sockets") from error
+        begun = any(worker.taken for worker in self.supervisor.workers)
+        if begun:
+            self._pool.lifecycle.cut()
+            state = self.state_dict()
+            for worker in self.supervisor.workers:
+                self.supervisor.end(worker)
+            self._pool.lifecycle.halt()
+        self._recipes.watching = functions
+        if begun:
+            self.load_state_dict(state)
 
     def _ask(self, order: str, states: Sequence[object] | None = None) -> list[Any]:
         """Return every worker's answer to an order, by the workers' numbers; `states` has one part for each of them."""
