@@ -31,14 +31,22 @@ from parl_like.algorithms.redq import REDQ, DroQ
 from parl_like.algorithms.reinforce import REINFORCE
 from parl_like.algorithms.rem import REM
 from parl_like.algorithms.sac import SAC
-from parl_like.algorithms.tabular import SARSA, QLearning
+from parl_like.algorithms.tables.bandits import EpsilonGreedyBandit, GradientBandit, ThompsonBandit, UCBBandit
+from parl_like.algorithms.tables.monte_carlo import MonteCarlo, MonteCarloPrediction
+from parl_like.algorithms.tables.planning import DynaQ, PrioritizedSweeping
+from parl_like.algorithms.tables.prediction import TD, NStepTD
+from parl_like.algorithms.tables.psrl import PSRL
+from parl_like.algorithms.tables.temporal_difference import SARSA, DoubleQLearning, ExpectedSARSA, QLearning
+from parl_like.algorithms.tables.traces import NStepQ, QLambda, SARSALambda
 from parl_like.algorithms.tqc import QRSAC, TQC
 from parl_like.algorithms.vmpo import VMPO
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
     "A2C", "APPO", "ARS", "BC", "BDQ", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MADDPG", "MAPPO", "MBPO",
-    "MDQN", "MPO", "NPG", "OAC", "PPG", "PPO", "QMIX", "QRDQN", "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA",
-    "TD3", "TQC", "TRPO", "VDN", "VMPO", "ActorCritic", "BootstrappedDQN", "CrossQ", "DroQ", "DynamicsLearner",
-    "EnsembleLearner", "QLearning", "Rainbow", "Stream", "WorldModel",
+    "MDQN", "MPO", "NPG", "OAC", "PPG", "PPO", "PSRL", "QMIX", "QRDQN", "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC",
+    "SARSA", "TD", "TD3", "TQC", "TRPO", "VDN", "VMPO", "ActorCritic", "BootstrappedDQN", "CrossQ", "DoubleQLearning", "DroQ",
+    "DynaQ", "DynamicsLearner", "EnsembleLearner", "EpsilonGreedyBandit", "ExpectedSARSA", "GradientBandit", "MonteCarlo",
+    "MonteCarloPrediction", "NStepQ", "NStepTD", "PrioritizedSweeping", "QLambda", "QLearning", "Rainbow", "SARSALambda",
+    "Stream", "ThompsonBandit", "UCBBandit", "WorldModel",
 ]  # fmt: skip

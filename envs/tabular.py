@@ -15,6 +15,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from parl_like.data.chains import endless
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.values.limits import check_array
 from parl_like.values.spec import Array
@@ -211,7 +212,7 @@ class TableEnv(gym.Env[Any, Any]):
                 v = rewards + gamma * (moves @ v)
             return v
         v = np.full(self.n_states, np.nan)
-        kept = np.flatnonzero(~_endless(moves)) if gamma == 1.0 else np.arange(self.n_states)
+        kept = np.flatnonzero(~endless(moves)) if gamma == 1.0 else np.arange(self.n_states)
         v[kept] = np.linalg.solve(np.eye(len(kept)) - gamma * moves[np.ix_(kept, kept)], rewards[kept])
         return v
 
@@ -272,19 +273,6 @@ class TableEnv(gym.Env[Any, Any]):
             raise ValueError(f"{type(self).__name__}: policy of shape {pi.shape}; expected {self.n_states} actions or "
                              f"probabilities {(self.n_states, self.n_actions)}")
         return pi
-
-
-def _endless(moves: Array) -> Array:
-    """[S] bool: from here the episode may go on for ever, if one goes from s to t with probability moves[s, t] [S, S] and ends
-    with the rest."""
-    step = moves > 0
-    ends: Array = moves.sum(1) < 1.0 - 1e-12  # where an end can be reached at all …
-    while (more := ends | (step & ends).any(1)).sum() > ends.sum():
-        ends = more
-    endless: Array = ~ends  # … and from where one can get to where it cannot
-    while (more := endless | (step & endless).any(1)).sum() > endless.sum():
-        endless = more
-    return endless
 
 
 class RandomWalk(TableEnv):

@@ -30,7 +30,7 @@ from parl_like.models.lstm_attention import LSTMAttention
 from parl_like.models.mlp import MLP, MLPQ, EnsembleMLP, FlatObs, MLPActorCritic
 from parl_like.models.planner import Planner
 from parl_like.models.recurrent import RecurrentActorCritic, RecurrentQ
-from parl_like.models.tabular import QTable
+from parl_like.models.tabular import QTable, VTable
 from parl_like.models.team import MLPCentralActorCritic, MLPTeamActorQ, MLPTeamMix, MLPTeamQ
 from parl_like.models.thinker_net import ThinkerNet
 
@@ -69,5 +69,6 @@ __all__ = [
     "RecurrentQ",
     "SquashedGaussianHead",
     "ThinkerNet",
+    "VTable",
     "make_head",
 ]

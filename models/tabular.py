@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
@@ -12,12 +13,76 @@ from parl_like.learning.model import ArrayModel
 from parl_like.values.spec import Array
 
 
-class QTable(ArrayModel):
+class StateTable(ArrayModel):
+    """The base of tables: one array for the states of a finite problem, numbered from 0, how it is moved, and arrays that
+    algorithms keep beside it.
+
+    Args:
+        obs, act: Discrete spaces of S states, from 0, and A actions.
+        shape: Of the table, by S and A.
+        start: Value before anything is learned.
+        prior: None: an update moves an entry by its rate. Else by its rate / (n + prior), where it is the entry's n-th update.
+            So with the rate 1 an entry is the mean of its targets (prior 0), or one that counts the start once (prior 1).
+
+    Attributes:
+        table: float64. visits: How often each entry was updated, float64, where there is a prior.
+        n_states, n_actions: S, A.
+
+    Raises:
+        ValueError: a space is another one, or the prior is negative.
+    """
+
+    table: Array
+    visits: Array
+
+    def __init__(self, obs: gym.Space[Any], act: gym.Space[Any], shape: Callable[[int, int], tuple[int, ...]], start: float = 0.0,
+                 prior: float | None = None) -> None:
+        super().__init__(obs, act)
+        if not (isinstance(obs, gym.spaces.Discrete) and isinstance(act, gym.spaces.Discrete)) or obs.start:
+            raise ValueError(f"{type(self).__name__}: spaces are {obs} and {act}; expected Discrete ones, of states from 0 on. "
+                             "Number the states of your environment (gymnasium.wrappers.TransformObservation)"
+                             f"{'' if isinstance(act, gym.spaces.Discrete) else taken_by(act)}")
+        if prior is not None and not prior >= 0.0:
+            raise ValueError(f"{type(self).__name__}: prior is {prior}; expected a number of at least 0, or None")
+        self.n_states, self.n_actions = int(obs.n), int(act.n)
+        self.start, self.prior = start, prior
+        self._starts: dict[str, float] = {}
+        self.keep("table", shape(self.n_states, self.n_actions), start)
+        if prior is not None:
+            self.keep("visits", self.table.shape)
+
+    def keep(self, name: str, shape: tuple[int, ...], start: float = 0.0) -> Array:
+        """Return the array of that name, float64, made full of `start` where there is none yet; algorithms ask for theirs."""
+        if name not in self._starts:
+            self._starts[name] = start
+            self.add_array(name, np.full(shape, start, np.float64))
+        array: Array = getattr(self, name)
+        return array
+
+    def add(self, where: Any, error: Any, rate: float) -> None:
+        """Move the entries `where`, indices of the table, by `rate` · `error`, and see `prior`; an entry that comes twice is
+        moved by both."""
+        step = rate * error
+        if self.prior is None and not np.ndim(step):
+            self.table[where] += step
+            return
+        if self.prior is not None:
+            np.add.at(self.visits, where, 1.0)
+            step = step / (self.visits[where] + self.prior)
+        np.add.at(self.table, where, step)
+
+    def reset_parameters(self) -> None:
+        for name, start in self._starts.items():
+            getattr(self, name).fill(start)
+
+
+class QTable(StateTable):
     """The value of every action in every state of a finite problem.
 
     Args:
         obs, act: Discrete spaces of S states, from 0, and A actions.
         start: Value before anything is learned; above all real ones it makes the learner try everything.
+        prior: How updates count, see `StateTable`.
 
     Attributes:
         table: [S, A] float64.
@@ -28,22 +93,36 @@ class QTable(ArrayModel):
         ValueError: a space is another one.
     """
 
-    table: Array
     q_is_row = True
 
-    def __init__(self, obs: gym.Space[Any], act: gym.Space[Any], start: float = 0.0) -> None:
-        super().__init__(obs, act)
-        if not (isinstance(obs, gym.spaces.Discrete) and isinstance(act, gym.spaces.Discrete)) or obs.start:
-            raise ValueError(f"QTable: spaces are {obs} and {act}; expected Discrete ones, of states from 0 on. Number the "
-                             "states of your environment (gymnasium.wrappers.TransformObservation)"
-                             f"{'' if isinstance(act, gym.spaces.Discrete) else taken_by(act)}")
-        self.start = start
-        self.add_array("table", np.full((int(obs.n), int(act.n)), start))
+    def __init__(self, obs: gym.Space[Any], act: gym.Space[Any], start: float = 0.0, prior: float | None = None) -> None:
+        super().__init__(obs, act, lambda states, actions: (states, actions), start, prior)
 
     def q(self, obs: Any) -> Array:
         """The values of all actions in states [N] or in one: [N, A] or [A]; of one a view."""
         values: Array = self.table[obs]
         return values
 
-    def reset_parameters(self) -> None:
-        self.table.fill(self.start)
+
+class VTable(StateTable):
+    """The value of every state of a finite problem.
+
+    Args:
+        obs, act: Discrete spaces of S states, from 0, and A actions.
+        start: Value before anything is learned.
+        prior: How updates count, see `StateTable`.
+
+    Attributes:
+        table: [S] float64.
+
+    Raises:
+        ValueError: a space is another one.
+    """
+
+    def __init__(self, obs: gym.Space[Any], act: gym.Space[Any], start: float = 0.0, prior: float | None = None) -> None:
+        super().__init__(obs, act, lambda states, actions: (states,), start, prior)
+
+    def v(self, obs: Any) -> Array:
+        """The values of states [N], or of one."""
+        values: Array = self.table[obs]
+        return values

@@ -34,6 +34,8 @@ OFF_POLICY = {"models": ("MLPActorQ",), "helper": "OffPolicyHelper", "OffPolicyH
 
 NATURAL = {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128}
 TABLE: dict[str, Any] = {"models": ("QTable",), "helper": "OnlineHelper", "n_agents": 1}
+STATES = {**TABLE, "models": ("VTable",)}
+MEANS = {**TABLE, "QTable.prior": 0.0}
 EVOLUTION = {**ON_POLICY, "helper": "PopulationHelper", "n_agents": 32, "MLPActorCritic.hidden": [16]}
 
 def values_of(name: str, mlp: str = "MLPQ", conv: str = "ConvQ", **more: Any) -> dict[str, Any]:
@@ -98,7 +100,11 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "OffPolicyHelper.random_steps": 1_000},
     "DDPG": {**OFF_POLICY, "MLPActorQ.policy": "deterministic", "MLPActorQ.critics": 1},
     "ES": EVOLUTION, "CEM": EVOLUTION, "ARS": {**EVOLUTION, "MLPActorCritic.hidden": []},
-    "QLearning": TABLE, "SARSA": TABLE,
+    **dict.fromkeys(("QLearning", "SARSA", "ExpectedSARSA", "DoubleQLearning", "SARSALambda", "QLambda", "NStepQ", "DynaQ",
+                     "PrioritizedSweeping", "PSRL", "GradientBandit"), TABLE),
+    **dict.fromkeys(("EpsilonGreedyBandit", "UCBBandit", "ThompsonBandit"), MEANS), "TD": STATES, "NStepTD": STATES,
+    "MonteCarlo": {**MEANS, "helper": "EpisodicHelper"},
+    "MonteCarloPrediction": {**STATES, "VTable.prior": 0.0, "helper": "EpisodicHelper"},
     "BC": {**ON_POLICY, "helper": "OffPolicyHelper"},
 }
 """Algorithm → the networks that fit it, the first one for plain numbers and the second for images, and what is not as the classes

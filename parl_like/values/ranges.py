@@ -54,7 +54,7 @@ LAYER = Range(1, 2**24)
 
 RANGES: Mapping[str, Range] = {
     **dict.fromkeys(("backtracks", "blocks", "burn_in", "decoder_depth", "drop", "generation", "max_queued", "max_skips",
-                     "random_steps", "renorm_after", "target_period", "warmup"), COUNT_OR_0),
+                     "planning_steps", "random_steps", "renorm_after", "target_period", "warmup"), COUNT_OR_0),
     **dict.fromkeys(("gamma", "lam", "tau", "epsilon", "share", "real", "beta"), SHARE),
     **dict.fromkeys(("dropout", "beta1"), PART),
     **dict.fromkeys(("elite", "top"), PORTION),
@@ -74,6 +74,10 @@ RANGES: Mapping[str, Range] = {
     "size": Range(1, 2**40),  # of rows
     "total_steps": Range(1, 2**53),
     "threshold": FINITE,
+    "PrioritizedSweeping.threshold": NOT_NEGATIVE,
+    **dict.fromkeys(("PSRL.dirichlet", "ThompsonBandit.noise", "ThompsonBandit.spread"), POSITIVE),
+    "PSRL.gamma": PART,
+    "PSRL.reward_mean": FINITE,
     "seconds": WEIGHT,
     **dict.fromkeys(("Recurrent.size", "RecurrentActorCritic.size", "RecurrentQ.size"), LAYER),
 }

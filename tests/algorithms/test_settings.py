@@ -56,7 +56,7 @@ OPTIONS = {
     "VMPO": dict(epochs=2, minibatches=2), "TRPO": dict(delta=10.0), "NPG": dict(value_epochs=1, value_minibatches=2),
     "ES": dict(population=4), "ARS": dict(population=4), "CEM": dict(population=4, elite=0.5, extra=0.1),
     "REINFORCE": dict(baseline=True),
-    "SAC": dict(delay=2), "REDQ": dict(delay=2), "CrossQ": dict(delay=2),
+    "PSRL": dict(every=4), "SAC": dict(delay=2), "REDQ": dict(delay=2), "CrossQ": dict(delay=2),
 }
 """Arguments of an algorithm and, where they have those, of the classes made from it, with which all settings matter soon."""
 HELPERS = {"OffPolicyHelper": dict(size=500, batch_size=16, learn_every=4, warmup=32, updates=1),
@@ -66,7 +66,7 @@ OTHER = {"tau": 0.5, "target_kl": 1e-9, "minibatch_rows": 5, "dual_clip": 1.01, 
          "adaptive_kl": 10.0, "target_entropy": 1.0, "reduction": "sum", "return_norm": "batch", "backtracks": None, "eps": None,
          "epsilon_eta": 5.0, "actor_lr": 0.0, "alpha_lr": 0.0, "clip": 1e-4, "subset": 1, "n_step": 2, "faithful": True,
          "norm_floor": 100.0, "floor": -1e-3, "cg_steps": 1, "double": False, "rho_bar": 0.1, "c_bar": 0.1, "delta": 1e-6,
-         "shrink": 0.1, "lam": 0.1, "beta": 0.3}
+         "shrink": 0.1, "lam": 0.1, "beta": 0.3, "threshold": 1.0}
 """What is assigned; else half of a number, one more than a whole one, the other of two."""
 
 
@@ -91,12 +91,14 @@ def recorded(name):
     if helper == "OffPolicyHelper" and DEFAULTS[name]["models"][0] in ("MLPActorQ", "MLPCrossQ"):
         act = gym.spaces.Box(-2, 2, (2,), np.float32)
     team = DEFAULTS[name]["models"][0].startswith(("MLPTeam", "MLPCentral"))
-    env = partial(World, act, TEAM if team else gym.spaces.Discrete(5) if helper == "OnlineHelper" else NUMBERS)
+    table = DEFAULTS[name]["models"][0] in ("QTable", "VTable")
+    env = partial(World, act, TEAM if team else gym.spaces.Discrete(5) if table else NUMBERS)
     if helper == "OnlineHelper":
         rng = np.random.default_rng(0)
         rows = [{"obs": rng.integers(5, size=4), "act": rng.integers(3, size=4), "rew": rng.normal(size=4), "obs_next":
-                 rng.integers(5, size=4), "terminated": rng.random(4) < 0.5, "truncated": np.zeros(4, bool),
-                 "next_act": rng.integers(3, size=4), "has_next": np.ones(4, bool)} for _ in range(N_UPDATES)]
+                 rng.integers(5, size=4), "terminated": rng.random(4) < 0.5 * (name != "PSRL"), "truncated": np.zeros(4, bool),
+                 "next_act": rng.integers(3, size=4), "has_next": np.ones(4, bool), "lane": np.zeros(4, np.int64),
+                 "first": np.arange(4) == 0} for _ in range(N_UPDATES)]
     options = {**options_of(name, arguments(kind)), **{f"{helper}.{key}": value for key, value in HELPERS[helper].items()}}
     with Robot.of(name, env, n_agents=4 if helper == "PopulationHelper" else 2, total_steps=2_000, **options) as robot:
         if helper == "OnlineHelper":

@@ -27,6 +27,7 @@ from parl_like.envs.prepared import GridView
 from parl_like.envs.recall import Recall
 from parl_like.envs.sokoban import SokobanEnv
 from parl_like.envs.tabular import RandomWalk, TableEnv
+from parl_like.envs.textbook import BlackjackTable, Maze, NChain, RiverSwim, Testbed
 from parl_like.envs.wrappers import (
     ActionRepeat,
     Discretize,
@@ -135,6 +136,8 @@ CASES = {
     TableEnv: [lambda: TableEnv.from_gymnasium(gym.make("FrozenLake-v1")),
                lambda: TableEnv.from_gymnasium(gym.make("CliffWalking-v1"))],
     RandomWalk: [lambda: RandomWalk(render_mode="ansi")],
+    Maze: [lambda: Maze(render_mode="ansi")], NChain: [NChain], RiverSwim: [RiverSwim], BlackjackTable: [BlackjackTable],
+    Testbed: [lambda: Testbed(5), lambda: gym.make("Testbed-v0")],
     GameEnv: [lambda game=game: GameEnv(game(), player=None, illegal=-1.0, render_mode="ansi") for game in (Kuhn, Leduc,
                                                                                                             TicTacToe)],
     AECPlayer: [lambda: AECPlayer(aec_of(Kuhn()), 1)],

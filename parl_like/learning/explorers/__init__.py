@@ -39,6 +39,7 @@ from parl_like.learning.explorers.discrete import (
     MultiCategorical,
     MultiEpsilonGreedy,
     Softmax,
+    Thompson,
     Weighted,
     all_best,
     best_actions,
@@ -50,6 +51,6 @@ from parl_like.learning.explorers.uniform import random_actions
 __all__ = [
     "GREEDY", "GSDE", "KINDS", "NOISE_BLOCK", "UCB", "Beta", "BootstrappedHeads", "Candidates", "Categorical", "EpsilonGreedy",
     "Explorer", "Gaussian", "GumbelSoftmax", "MultiCategorical", "MultiEpsilonGreedy", "Noise", "Noisy", "OrnsteinUhlenbeck",
-    "Softmax", "SquashedGaussian", "StructuredExplorer", "Weighted", "all_best", "best_actions", "legal", "log_beta", "log_slope",
-    "log_squashed", "n_logits", "one_of", "part_of", "random_actions", "sample_categorical",
+    "Softmax", "SquashedGaussian", "StructuredExplorer", "Thompson", "Weighted", "all_best", "best_actions", "legal", "log_beta",
+    "log_slope", "log_squashed", "n_logits", "one_of", "part_of", "random_actions", "sample_categorical",
 ]  # fmt: skip

@@ -259,6 +259,31 @@ class UCB(Explorer):
         return {"act": np.where(noise < 0, best_actions(q, mask), act)}
 
 
+class Thompson(Explorer):
+    """The legal action with the largest value drawn from what is believed of it, N(`q`, `std`²) (Thompson 1933). The prediction's
+    `std` is [N, A]. In tests the best by `q`.
+
+    Args:
+        n: Number of actions.
+    """
+
+    reads, needs, settings = "q", ("std",), ("n",)
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.noise = Spec("noise", (n,), np.dtype(np.float64))
+
+    def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
+        return rng.normal(size=(n, self.n))
+
+    def greedy(self) -> float | Array:
+        return np.zeros(self.n)
+
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
+        drawn = read(out, "q", self) + noise * read(out, "std", self)
+        return {"act": best_actions(drawn, legal(out["mask"]) if "mask" in out else None)}
+
+
 class BootstrappedHeads(Explorer):
     """Each episode follows one of several heads, the best action by its `q` (Osband et al. 2016).
 

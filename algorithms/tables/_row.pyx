@@ -1,5 +1,5 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
-"""A step of tabular.py's algorithms for one row: what `learn` does there with NumPy, and `EpsilonGreedy.act_one`, bit for bit."""
+"""A step of Q-learning or SARSA for one row: what `learn` of temporal_difference.py does with NumPy, and `EpsilonGreedy.act_one`, bit for bit."""
 
 
 from cpython.object cimport PyObject_GenericSetAttr

@@ -1,0 +1,153 @@
+"""Bandits on the testbed of the textbook, and posterior sampling of worlds."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
+from parl_like.agents.online import OnlineHelper
+from parl_like.algorithms import PSRL, EpsilonGreedyBandit, GradientBandit, QLearning, ThompsonBandit, UCBBandit
+from parl_like.algorithms.tables.psrl import best_values
+from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.envs.textbook import NChain, RiverSwim, Testbed
+from parl_like.learning.explorers import Thompson
+from parl_like.models import QTable
+from parl_like.values.batch import Batch
+
+PROBLEMS, ARMS = 2000, 10
+
+
+def shares(kind, steps=1000, prior=0.0, shift=0.0, **options):
+    """The share of problems whose best arm is pulled, at the last pulls."""
+    env, rng = Testbed(PROBLEMS, ARMS), np.random.default_rng(1)
+    algorithm = kind(QTable(env.observation_space, env.action_space, prior=prior), **options)
+    explorer, problems, best = algorithm.explorer(), np.arange(PROBLEMS), []
+    for step in range(steps):
+        act = explorer.act(algorithm.predict(Batch(obs=problems)), explorer.draw(rng, step, PROBLEMS))["act"]
+        rew = env.means[problems, act] + shift + rng.normal(size=PROBLEMS)
+        algorithm.learn(Batch(obs=problems, act=act, rew=rew))
+        best.append((act == env.best).mean())
+    return np.mean(best[-20:])
+
+
+def test_the_testbed():
+    """Sutton & Barto (2018), figures 2.2 and 2.4: after 1,000 pulls of 2,000 problems."""
+    assert shares(EpsilonGreedyBandit, epsilon=0.1) == pytest.approx(0.80, abs=0.02)
+    assert shares(UCBBandit, c=2.0) == pytest.approx(0.83, abs=0.03)
+    assert shares(EpsilonGreedyBandit, epsilon=0.0) < 0.45  # figure 2.2
+    assert shares(ThompsonBandit) > 0.85
+
+
+@pytest.mark.slow
+def test_the_baseline_of_the_gradient_bandit_counts_where_rewards_are_far_from_0():
+    """Sutton & Barto (2018), figure 2.5: means are around 4."""
+    with_it, without = (shares(GradientBandit, prior=None, shift=4.0, lr=0.1, baseline=one) for one in (True, False))
+    assert with_it == pytest.approx(0.83, abs=0.04) and without < 0.65
+
+
+def bandit(kind, prior=0.0, **options):
+    return kind(QTable(gym.spaces.Discrete(1), gym.spaces.Discrete(2), prior=prior), **options)
+
+
+def test_values_and_preferences_by_hand():
+    rows = [Batch(obs=0, act=0, rew=3.0), Batch(obs=0, act=0, rew=6.0), Batch(obs=0, act=1, rew=1.0)]
+    one, two = bandit(EpsilonGreedyBandit), bandit(EpsilonGreedyBandit, None, lr=0.5)
+    for row in rows:
+        one.learn(row)
+        two.learn(row)
+    assert one.model.table.tolist() == [[4.5, 1.0]] and two.model.table.tolist() == [[3.75, 0.5]]
+    # Two rewards of arm 0 with the mean 4.5, and a belief that weighs as one reward of 0; deviations 1/√3 and 1/√2.
+    thompson = bandit(ThompsonBandit)
+    for row in rows:
+        thompson.learn(row)
+    out = thompson.predict(Batch(obs=np.array([0])))
+    np.testing.assert_allclose(out["q"], [[3.0, 0.5]])
+    np.testing.assert_allclose(out["std"], [[3**-0.5, 2**-0.5]])
+    # π is ½, ½; the reward 3 is 3 better than nothing so far: ±½ · 3 · ½. Then π of 1.5: 1/(1 + e^-1.5).
+    gradient = bandit(GradientBandit, None, lr=0.5)
+    gradient.learn(rows[0])
+    assert gradient.model.table.tolist() == [[0.75, -0.75]]
+    gradient.learn(rows[1])
+    step = 0.5 * 3.0 * (1 - 1 / (1 + np.exp(-1.5)))
+    np.testing.assert_allclose(gradient.model.table, [[0.75 + step, -0.75 - step]])
+    assert gradient.model.mean_reward.tolist() == [4.5]
+
+
+def test_thompson_draws_and_tests_take_the_mean():
+    explorer, out = Thompson(2), {"q": np.tile([1.0, 0.0], (4000, 1)), "std": np.tile([1.0, 1.0], (4000, 1))}
+    chosen = explorer.act(out, explorer.draw(np.random.default_rng(0), 0, 4000))["act"]
+    assert (chosen == 0).mean() == pytest.approx(0.760, abs=0.03)  # Φ(1/√2)
+    assert not explorer.act({name: part[:1] for name, part in out.items()}, explorer.greedy()[None])["act"].any()
+
+
+@pytest.mark.parametrize("kind", [UCBBandit, ThompsonBandit])
+def test_pulls_are_counted_or_the_bandit_is_refused(kind):
+    with pytest.raises(ValueError, match="the table has no prior, so nobody counts pulls"):
+        bandit(kind, None)
+
+
+@pytest.mark.parametrize("kind", [EpsilonGreedyBandit, UCBBandit, ThompsonBandit, GradientBandit])
+@pytest.mark.parametrize("helper", [OnlineHelper, lambda: OnPolicyHelper(unroll=1)], ids=["online", "rows"])
+def test_a_bandit_is_a_task_and_a_resumed_run_is_the_same(kind, helper, tmp_path):
+    def make():
+        env = Testbed(5)
+        model = dict(obs=env.observation_space, act=env.action_space, prior=None if kind is GradientBandit else 0.0)
+        return Robot(lambda: Testbed(5), tasks={"RL": ComputationTask(create_algorithm_func(QTable, model, kind, {}), helper)},
+                     n_agents=2, seed=3, trace=True)
+
+    with make() as whole, make() as half:
+        whole.run(StopAfterSteps(600))
+        whole.save(tmp_path / "half")
+        whole.run(StopAfterSteps(600))
+        half.load(tmp_path / "half")
+        half.run(StopAfterSteps(600))
+        assert whole.trace_hash() == half.trace_hash()
+        # A new evaluation asks the first problems again.
+        assert whole.evaluate(5, env=lambda: Testbed(5)).mean_return > 0.5
+
+
+# ------------------------------------------------------------------------------------------------------------------- PSRL
+
+
+def test_the_values_of_a_world_by_hand():
+    # State 0 ends by its first action and pays 3; the second one pays 1 and stays, so 10 with γ 0.9.
+    weights = np.array([[[0.0, 1.0], [2.0, 0.0]]])
+    found = best_values(weights, np.array([[3.0, 1.0]]), 0.9, np.zeros((1, 2)), 1e-10)
+    np.testing.assert_allclose(found, [[3.0, 10.0]], atol=1e-8)
+
+
+def test_counts_and_the_mean_world_by_hand():
+    algorithm = bandit(PSRL, None, gamma=0.5, every=100)
+    algorithm.learn(Batch(obs=np.array([0, 0, 0]), act=np.array([0, 0, 1]), rew=np.array([3.0, 6.0, 1.0]),
+                          obs_next=np.zeros(3, int), terminated=np.array([False, False, True]), truncated=np.zeros(3, bool)))
+    assert algorithm.model.transitions.tolist() == [[[2.0, 0.0], [0.0, 1.0]]]
+    assert algorithm.model.reward_sum.tolist() == [[9.0, 1.0]]
+    # Mean rewards 9/3 and ½; it goes on with (2 + ½)/3 and ½/2 (the prior of 1 is divided by two): v = 3 + ½ · 5/6 · v.
+    v = 3.0 / (1 - 0.5 * 5 / 6)
+    np.testing.assert_allclose(algorithm.model.expected, [[v, 0.5 + 0.5 * 0.25 * v]], atol=1e-3)
+    algorithm.mode = "test"
+    assert algorithm.predict(Batch(obs=0))["q"].tolist() == algorithm.model.expected[0].tolist()
+
+
+def played(kind, env, steps, seed, **options):
+    one = env()
+    func = create_algorithm_func(QTable, dict(obs=one.observation_space, act=one.action_space), kind, options)
+    with Robot(env, tasks={"RL": ComputationTask(func, OnlineHelper)}, seed=seed) as robot:
+        robot.run(StopAfterSteps(steps))
+        return robot.evaluate(10, seed=1).mean_return
+
+
+def river():
+    return gym.wrappers.TimeLimit(RiverSwim(), 20)
+
+
+def test_posterior_sampling_swims_up_the_river_and_random_actions_do_not():
+    """The best policy earns 3.40 in 20 steps from the first state, going with the stream 0.1."""
+    assert min(played(PSRL, river, 6_000, seed) for seed in range(3)) > 2.5
+    assert max(played(QLearning, river, 6_000, seed, lr=0.1, epsilon=0.1) for seed in range(3)) < 0.5
+
+
+def test_posterior_sampling_solves_the_chain():
+    """At least 3,400 of 3,666 after 5,000 steps, as in the tests of Tianshou."""
+    chain = lambda: gym.wrappers.TimeLimit(NChain(), 1000)  # noqa: E731
+    assert played(PSRL, chain, 5_000, 0) >= 3_400
