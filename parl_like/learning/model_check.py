@@ -11,6 +11,7 @@ import torch
 from parl_like.learning.algorithm import Algorithm
 from parl_like.learning.device_copy import fetch
 from parl_like.learning.model import ArrayModel
+from parl_like.learning.module_modes import WatchedModes
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array, Spec, leaves, nest
 
@@ -19,18 +20,28 @@ class ContractError(TypeError):
     """A model does not offer what the algorithm calls, or returns something else."""
 
 
-def try_out(owner: Callable[[], str], algorithm: Algorithm) -> dict[str, Array]:
-    """Predicts two rows of zeros (of legal values, where 0 is none): makes parameters of lazy layers, and finds a model that does
-    not fit. Returns the outputs, [2, ...] each; puts the networks into eval mode. `owner` gives the task's name."""
+def try_out(owner: Callable[[], str], algorithm: Algorithm) -> tuple[dict[str, Array], set[type]]:
+    """Predict two rows of zeros (of legal values, where 0 is none): make parameters of lazy layers, and find a model that does
+    not fit. Put the networks into eval mode.
+
+    Args:
+        owner: Gives the task's name.
+
+    Returns:
+        The outputs, [2, ...] each, and the classes of modules that read their mode (`WatchedModes`).
+
+    Raises:
+        ContractError, SpecError: the model does not fit.
+    """
     check_methods(algorithm)
     for network in algorithm.networks().values():
         network.eval()
     inputs = algorithm.model.inputs()
     if not inputs or type(algorithm).predict is Algorithm.predict:
-        return {}
+        return {}, set()
     on_arrays = isinstance(algorithm.model, ArrayModel)
     rows = Batch(nest({n: spec.legal(2) if on_arrays else torch.from_numpy(spec.legal(2)) for n, spec in inputs.items()}))
-    with torch.no_grad():
+    with torch.no_grad(), WatchedModes(algorithm.networks()) as modes:
         algorithm.check_model(rows)
         predicted = algorithm.predict(rows)
         if not isinstance(predicted, Mapping):
@@ -39,7 +50,7 @@ def try_out(owner: Callable[[], str], algorithm: Algorithm) -> dict[str, Array]:
         out = flat_outputs(predicted)
     arrays = fetch(out)
     check_rows(owner, arrays, 2)
-    return arrays
+    return arrays, modes.readers
 
 
 def flat_outputs(out: Mapping[str, object]) -> dict[str, object]:

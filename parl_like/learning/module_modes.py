@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from functools import cache
+from typing import Any, Self
 
 import torch
 
@@ -13,26 +14,71 @@ WITH_MODES = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._N
 """Modules of torch that do something else while they learn. Other classes say so: `has_modes = True`."""
 
 
-def has_modes(networks: Mapping[str, torch.nn.Module]) -> bool:
+def has_modes(networks: Mapping[str, torch.nn.Module], readers: Collection[type] = ()) -> bool:
     """Return whether a module among them does something else while it learns: it is one of `WITH_MODES`, or its class has
     `has_modes = True`.
 
-    A class that says nothing of modes and reads `training`, or has a `train` of its own, is warned of, and taken to have some.
+    Where there is none, a class that says nothing of modes, and is one of the `readers` of `training` (`WatchedModes`) or has a
+    `train` of its own, is warned of, and taken to have some.
     """
-    kinds = {type(module) for network in networks.values() for module in network.modules()}
-    silent = [kind for kind in kinds if not issubclass(kind, WITH_MODES) and not hasattr(kind, "has_modes")]
-    undeclared = sorted(kind.__name__ for kind in silent if _reads_training(kind))
+    kinds = _kinds(networks)
+    if any(issubclass(kind, WITH_MODES) or getattr(kind, "has_modes", False) for kind in kinds):
+        return True
+    undeclared = sorted(kind.__name__ for kind in kinds if _is_silent(kind) and (
+        kind in readers or kind.train is not torch.nn.Module.train))
     if undeclared:
-        warnings.warn(f"{', '.join(undeclared)}: the code reads `training`, and does not say whether it does something "
-                      "else while it learns; write has_modes = True in the class, or False", RuntimeWarning, stacklevel=2)
-    return bool(undeclared) or any(issubclass(kind, WITH_MODES) or getattr(kind, "has_modes", False) for kind in kinds)
+        warnings.warn(f"{', '.join(undeclared)}: the class reads `training`, or has a `train` of its own, and does not say "
+                      "whether it does something else while it learns; write has_modes = True in the class, or False",
+                      RuntimeWarning, stacklevel=2)
+    return bool(undeclared)
 
 
-def _reads_training(kind: type[torch.nn.Module]) -> bool:
-    """Return whether a method of the class names `training`, or is `train`; that of `torch.nn.Module` itself does not count."""
-    bases = [base for base in kind.__mro__ if issubclass(base, torch.nn.Module) and base is not torch.nn.Module]
-    return any(name == "train" or "training" in getattr(getattr(value, "__code__", None), "co_names", ())
-               for base in bases for name, value in vars(base).items())
+class WatchedModes:
+    """Around the trial of a prediction: which classes, among those that say nothing of modes, read `training`.
+
+    What they read while they learn need not be watched: networks that are never put into mode eval are in the other one.
+
+    Attributes:
+        readers: Their classes.
+    """
+
+    def __init__(self, networks: Mapping[str, torch.nn.Module]) -> None:
+        self.readers: set[type] = set()
+        self._watched = [kind for kind in _kinds(networks) if _is_silent(kind) and not hasattr(kind, "training")]
+
+    def __enter__(self) -> Self:
+        for kind in self._watched:
+            kind.training = _Watched(self.readers)  # type: ignore[assignment]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        for kind in self._watched:
+            del kind.training
+
+
+class _Watched:
+    """An attribute that stays in the object's dict, where torch looks for it, and notes who reads it."""
+
+    def __init__(self, readers: set[type]) -> None:
+        self._readers = readers
+
+    def __get__(self, module: Any, kind: type) -> Any:
+        if module is None:
+            return self
+        self._readers.add(kind)
+        return module.__dict__["training"]
+
+    def __set__(self, module: Any, value: bool) -> None:
+        module.__dict__["training"] = value
+
+
+def _kinds(networks: Mapping[str, torch.nn.Module]) -> set[type[torch.nn.Module]]:
+    return {type(module) for network in networks.values() for module in network.modules()}
+
+
+def _is_silent(kind: type[torch.nn.Module]) -> bool:
+    """Return whether a class says nothing of modes, and is none of torch's, of which it is known."""
+    return not (issubclass(kind, WITH_MODES) or hasattr(kind, "has_modes") or kind.__module__.startswith("torch."))
 
 
 def set_mode(networks: Iterable[torch.nn.Module], training: bool) -> None:

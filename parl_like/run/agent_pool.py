@@ -22,6 +22,7 @@ from parl_like.run.run_hooks import RunHooks
 from parl_like.run.statistics import Counted, Statistics
 from parl_like.tasks.task import Mode
 from parl_like.values.agent_orders import AgentSignal
+from parl_like.values.parts import view
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +47,12 @@ class AgentPool(Counted):
 
     remote = False
     """True where the tasks are in another process."""
+    driver_name: str = view("options.driver_name", "The name under which `DRIVERS` has its driver.")
+    sync: bool = view("options.sync", "Whether all agents unroll, then the tasks train.")
+    mode: Mode = view("options.mode", "'collect', or 'test' of an evaluation.")
+    trace: TraceHash | None = view("options.trace", "A digest of what happens to every agent; None: nobody asked for one.")
+    common_seed: Any = view("options.seed.entropy", "The seed from which all pools of a robot, those of its workers too, have "
+                            "their seeds.")
 
     def __init__(self, options: PoolOptions, robot: Callable[[], RunPort | None] | None = None,
                  statistics: Statistics | None = None) -> None:
@@ -128,34 +135,9 @@ class AgentPool(Counted):
         return robot
 
     @property
-    def driver_name(self) -> str:
-        """Return the name under which `DRIVERS` has its driver."""
-        return self.options.driver_name
-
-    @property
-    def sync(self) -> bool:
-        """Return whether all agents unroll, then the tasks train."""
-        return self.options.sync
-
-    @property
-    def mode(self) -> Mode:
-        """Return 'collect', or 'test' of an evaluation."""
-        return self.options.mode
-
-    @property
-    def trace(self) -> TraceHash | None:
-        """Return a digest of what happens to every agent; None: nobody asked for one."""
-        return self.options.trace
-
-    @property
     def n_agents(self) -> int:
         """Return how many agents there are in all; in a worker those of all workers."""
         return len(self.agents)
-
-    @property
-    def common_seed(self) -> Any:
-        """Return the seed from which all pools of a robot, those of its workers too, have their seeds."""
-        return self.options.seed.entropy
 
     # ---------------------------------------------------------------------------------- called by agents, drivers and hooks
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+import torch
+
 from parl_like.agents.agent import Agent
 from parl_like.interfaces import RunPort
 from parl_like.run.driver import Pool
@@ -67,11 +69,15 @@ class Phases:
 
 
 class OneThread:
-    """Around whatever runs or ends the agents of a pool; a thread may enter again. (A generator would cost each update 2 µs.)"""
+    """Around whatever runs or ends the agents of a pool; a thread may enter again. (A generator would cost each update 2 µs.)
+
+    Whether torch keeps gradients is afterwards as before: Ctrl-C may strike as a `no_grad` ends, and an agent may wait in one.
+    """
 
     def __init__(self, lifecycle: Lifecycle, pool: Pool) -> None:
         self._lifecycle, self._pool = lifecycle, pool
         self._runs, self._runner = threading.RLock(), threading.current_thread()
+        self._gradients: list[bool] = []  # of each entry
 
     def __enter__(self) -> None:
         """Raises RuntimeError where another thread runs them, or began with agents that can only go on there."""
@@ -89,8 +95,10 @@ class OneThread:
                                    "be followed by one in another thread")
             lifecycle.give_up_waiting()
         self._runner = here
+        self._gradients.append(torch.is_grad_enabled())
 
     def __exit__(self, *exception: object) -> None:
+        torch.set_grad_enabled(self._gradients.pop())
         self._runs.release()
 
 

@@ -30,6 +30,7 @@ from parl_like.run.run_loop import RunLoop
 from parl_like.run.statistics import Counted
 from parl_like.tasks.task import ComputationTask, connect_tasks
 from parl_like.values.errors import unknown
+from parl_like.values.parts import view
 from parl_like.values.user_calls import public
 
 log = logging.getLogger(__name__)
@@ -68,6 +69,12 @@ class Robot(Counted):
     """The `Span` of those of its schedules that end with the run."""
     parts: Any = None
     """The parts that it is built of with all their settings, where it was built by `parl_like.robots.settings`."""
+    driver_name: str = view("pool.driver_name", "'cooperative', 'threads', 'processes' or 'ray'.")
+    sync: bool = view("pool.sync", "True: all agents unroll, then the tasks train.")
+    mode: str = view("pool.mode", "'collect'; of an evaluation 'test'.")
+    trace: TraceHash | None = view("pool.trace", "A digest of what happens to every agent; None without `trace=True`.")
+    n_agents: int = view("pool.n_agents", "The number of its agents.")
+    stop_requested: bool = view("pool.stop_requested", "True while the run is about to end.")
 
     def __init__(
         self, env: EnvSource = None, *, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent] = Agent,
@@ -166,39 +173,9 @@ class Robot(Counted):
     # ------------------------------------------------------------------------------------------------------------ the pool's
 
     @property
-    def driver_name(self) -> str:
-        """'cooperative', 'threads', 'processes' or 'ray'."""
-        return self.pool.driver_name
-
-    @property
-    def sync(self) -> bool:
-        """True: all agents unroll, then the tasks train."""
-        return self.pool.sync
-
-    @property
-    def mode(self) -> str:
-        """'collect'; of an evaluation 'test'."""
-        return self.pool.mode
-
-    @property
-    def trace(self) -> TraceHash | None:
-        """A digest of what happens to every agent; None without `trace=True`."""
-        return self.pool.trace
-
-    @property
-    def n_agents(self) -> int:
-        """Return the number of its agents."""
-        return self.pool.n_agents
-
-    @property
     def closed(self) -> bool:
         """True once `close` was called: it acts no more, and its tasks are free for another robot."""
         return self.pool.lifecycle.phase is Phase.CLOSED
-
-    @property
-    def stop_requested(self) -> bool:
-        """True while the run is about to end."""
-        return self.pool.stop_requested
 
     def request_stop(self) -> None:
         """Ends the run: no agent takes another step, each waits where it is."""

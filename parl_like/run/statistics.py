@@ -5,11 +5,12 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from parl_like.agents.row_counts import RowCounts, cut_remark
+from parl_like.values.parts import view
 from parl_like.values.spec import Array
 
 log = logging.getLogger(__name__)
@@ -124,38 +125,10 @@ class Counted:
     """A view of a pool's statistics, by the names that stop conditions, hooks and agents use."""
 
     statistics: Statistics
-
-    @property
-    def env_steps(self) -> int:
-        """The agents' actions."""
-        return self.statistics.env_steps
-
-    @property
-    def episodes(self) -> int:
-        """Episodes that have ended by themselves."""
-        return self.statistics.episodes
-
-    @property
-    def iterations(self) -> int:
-        """Iterations of the run."""
-        return self.statistics.iterations
-
-    @property
-    def bad_values(self) -> int:
-        """Steps and resets with values that were dropped or replaced."""
-        return self.statistics.bad_values
-
-    @property
-    def episodes_cut(self) -> int:
-        """Episodes that interruptions have cut off."""
-        return self.statistics.episodes_cut
-
-    @property
-    def recent_returns(self) -> deque[float | Array]:
-        """Returns of the newest 100 episodes."""
-        return cast("deque[float | Array]", self.statistics.recent_returns)
-
-    @property
-    def recent_lengths(self) -> deque[int]:
-        """Lengths of the newest 100 episodes, in steps."""
-        return self.statistics.recent_lengths
+    env_steps: int = view("statistics.env_steps", "The agents' actions.")
+    episodes: int = view("statistics.episodes", "Episodes that have ended by themselves.")
+    iterations: int = view("statistics.iterations", "Iterations of the run.")
+    bad_values: int = view("statistics.bad_values", "Steps and resets with values that were dropped or replaced.")
+    episodes_cut: int = view("statistics.episodes_cut", "Episodes that interruptions have cut off.")
+    recent_returns: deque[float | Array] = view("statistics.recent_returns", "Returns of the newest 100 episodes.")
+    recent_lengths: deque[int] = view("statistics.recent_lengths", "Lengths of the newest 100 episodes, in steps.")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from types import TracebackType
 
 import torch
@@ -26,6 +27,7 @@ class AlgorithmRunner:
         algorithm: Its model has been tried out, so that lazy layers have parameters.
         device: Where its networks are from now on.
         owner: Gives the task's name for messages.
+        mode_readers: Classes of modules that read `training` in a prediction.
 
     Attributes:
         on_arrays: Whether its model is made of NumPy arrays, so that batches are, too.
@@ -33,7 +35,8 @@ class AlgorithmRunner:
         inference: For predictions under the task's lock: making one would take 1 µs.
     """
 
-    def __init__(self, algorithm: Algorithm, device: torch.device, owner: Callable[[], str]) -> None:
+    def __init__(self, algorithm: Algorithm, device: torch.device, owner: Callable[[], str],
+                 mode_readers: Collection[type] = ()) -> None:
         self.algorithm, self.device, self.owner = algorithm, device, owner
         networks = algorithm.networks()
         for network in networks.values():
@@ -41,7 +44,7 @@ class AlgorithmRunner:
         for parameter in own_parameters(algorithm).values():
             parameter.data = parameter.data.to(device)
         self.on_arrays = isinstance(algorithm.model, ArrayModel)
-        self.has_modes = has_modes(networks)
+        self.has_modes = has_modes(networks, mode_readers)
         self._on_cpu = device.type == "cpu"
         self.inference = torch.inference_mode()
 
@@ -62,18 +65,23 @@ class AlgorithmRunner:
         if not self.on_arrays:
             tensors = ({name: torch.from_numpy(value) for name, value in inputs.items()} if self._on_cpu
                        else send(inputs, self.device))
-        with inference:
-            attributes = algorithm.__dict__  # past `__setattr__`: this is in every prediction
-            before, attributes["mode"] = algorithm.mode, mode
-            try:
-                if self.has_modes and algorithm is self.algorithm:  # acting copies never learn
-                    set_mode(algorithm.networks().values(), False)
-                out = flat_outputs(algorithm.predict(Batch.nest(tensors)))
-            finally:
-                attributes["mode"] = before
-            # What was not made in here is a view of a parameter (a Gaussian's log_std) or of the inputs (an identity), and both
-            # change under the reply: the next optimiser step, the next batch. Copied while the lock holds them still.
-            arrays = fetch(out)
+        try:
+            with inference:
+                attributes = algorithm.__dict__  # past `__setattr__`: this is in every prediction
+                before, attributes["mode"] = algorithm.mode, mode
+                try:
+                    if self.has_modes and algorithm is self.algorithm:  # acting copies never learn
+                        set_mode(algorithm.networks().values(), False)
+                    out = flat_outputs(algorithm.predict(Batch.nest(tensors)))
+                finally:
+                    attributes["mode"] = before
+                # What was not made in here is a view of a parameter (a Gaussian's log_std) or of the inputs (an identity), and
+                # both change under the reply: the next optimiser step, the next batch. Copied while the lock holds them still.
+                arrays = fetch(out)
+        except KeyboardInterrupt:
+            with suppress(AttributeError):  # it may have struck as inference mode began or ended; twice does no harm
+                inference.__exit__(None, None, None)
+            raise
         check_rows(self.owner, arrays, len(next(iter(inputs.values()))))
         return arrays
 
@@ -85,22 +93,26 @@ class AlgorithmRunner:
 
 
 class UpdateMode:
-    """A part of an update: the mode is 'update', and modules that have modes are in training mode.
+    """A part of an update: the mode is 'update', modules that have modes are in training mode, and torch keeps gradients,
+    whatever the code around it, or that of an agent that waits, has set. Afterwards all is as before.
 
     It is entered once, with the lock of the parameters held. A `with` of its own takes that, for Ctrl-C may strike in here. (A
     class, and no generator: this is in every optimiser step, and costs a third.)
     """
 
-    __slots__ = ("_runner", "_before", "_lent")
+    __slots__ = ("_runner", "_before", "_lent", "_gradients")
 
     def __init__(self, runner: AlgorithmRunner) -> None:
         self._runner, self._before = runner, runner.algorithm.mode
         self._lent: torch.Tensor | None = None
+        self._gradients = torch.is_grad_enabled()
 
     def __enter__(self) -> None:
         runner = self._runner
         try:
             runner.algorithm.mode = "update"
+            if not self._gradients:
+                torch.set_grad_enabled(True)
             if runner.has_modes:
                 runner.set_update_modes()
                 if runner.device.type == "cpu":
@@ -120,6 +132,8 @@ class UpdateMode:
     def _leave(self) -> None:
         runner = self._runner
         runner.algorithm.mode = self._before
+        if torch.is_grad_enabled() is not self._gradients:  # also where Ctrl-C struck as a `no_grad` within began or ended
+            torch.set_grad_enabled(self._gradients)
         if self._lent is not None:
             torch.set_rng_state(self._lent)
             Borrowed.ended += 1

@@ -175,11 +175,11 @@ class ComputationTask:
             raise ValueError(f"{self.owner()}: device is {str(self.device)!r}, and {type(algorithm.model).__name__} is a model "
                              "of NumPy arrays; use device='cpu'")
         try:
-            tried = try_out(self.owner, algorithm)
+            tried, mode_readers = try_out(self.owner, algorithm)
             self.output_shapes, self.policy_specs = {n: value.shape[1:] for n, value in tried.items()}, policy_specs(tried)
         except ContractError as error:
             raise ContractError(f"{self.owner()}: {error}") from error.__cause__
-        self._runner = AlgorithmRunner(algorithm, self.device, self.owner)
+        self._runner = AlgorithmRunner(algorithm, self.device, self.owner, mode_readers)
         algorithm.watch(self.owner)
         self.claim()
 

@@ -10,7 +10,7 @@ import torch
 
 from parl_like.learning.algorithm import Algorithm, Linear
 from parl_like.learning.model import Model
-from parl_like.learning.module_modes import WITH_MODES, _reads_training, has_modes, set_mode
+from parl_like.learning.module_modes import WITH_MODES, set_mode
 from parl_like.learning.optimizer_steps import clip_gradients
 from parl_like.tasks.batch_rule import BatchRule
 from parl_like.tasks.task import ComputationTask
@@ -444,7 +444,19 @@ def test_whatever_has_modes_predicts_in_mode_eval(part):
 
 
 def has_modes_of(*parts):
-    return has_modes({"model": torch.nn.Sequential(*parts)})
+    """Return whether a task knows that its network, through which a prediction goes, has modes."""
+    class Through(Algorithm):
+        def predict(self, inputs):
+            return {"x": self.model.parts(inputs.obs)}
+
+    class Wrapped(Two):
+        def __init__(self):
+            super().__init__()
+            self.parts, self.dropout, self.norm = torch.nn.Sequential(*parts), torch.nn.Identity(), torch.nn.Identity()
+
+    task = ComputationTask(Through(Wrapped()))
+    task.build()
+    return task.runner.has_modes
 
 
 def test_a_module_that_reads_its_mode_and_does_not_say_so_is_warned_of_and_has_modes():
@@ -455,18 +467,41 @@ def test_a_module_that_reads_its_mode_and_does_not_say_so_is_warned_of_and_has_m
         def train(self, mode=True):
             return self
 
-    for part in (Undeclared(), Frozen(2, 2)):
-        with pytest.warns(RuntimeWarning, match=rf"{type(part).__name__}: the code reads `training`.*has_modes = True"):
+    class Far(torch.nn.Module):
+        """It reads its mode by a way that no look at its own code would find."""
+
+        def forward(self, x):
+            return torch.nn.functional.dropout(x, training=getattr(self, "train" + "ing"))
+
+    for part in (Undeclared(), Frozen(2, 2), Far()):
+        with pytest.warns(RuntimeWarning, match=rf"{type(part).__name__}: the class reads `training`.*has_modes = True"):
             assert has_modes_of(torch.nn.ReLU(), part)
+        assert "training" not in vars(type(part)) and part.training in (True, False)  # nobody watches any more
     assert not has_modes_of(torch.nn.Linear(2, 2), torch.nn.LayerNorm(2), Silent())
     assert has_modes_of(OwnNoise()) and has_modes_of(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Dropout(0.5)))
 
 
-def test_all_modules_of_torch_that_read_their_mode_are_known():
-    reads = [kind for kind in vars(torch.nn).values() if isinstance(kind, type) and issubclass(kind, torch.nn.Module)
-             and _reads_training(kind)]
-    assert len(reads) > 20 and all(issubclass(kind, WITH_MODES) for kind in reads)
+def test_a_module_that_reads_its_mode_only_while_it_learns_needs_to_say_nothing():
+    class Learns(torch.nn.Module):
+        def forward(self, x):
+            return x
 
+        def loss(self, x):
+            assert self.training
+            return x.sum()
+
+    assert not has_modes_of(Learns())
+
+
+def test_all_modules_of_torch_that_read_their_mode_are_known():
+    def reads_training(kind):
+        bases = [base for base in kind.__mro__ if issubclass(base, torch.nn.Module) and base is not torch.nn.Module]
+        return any(name == "train" or "training" in getattr(getattr(value, "__code__", None), "co_names", ())
+                   for base in bases for name, value in vars(base).items())
+
+    reads = [kind for kind in vars(torch.nn).values() if isinstance(kind, type) and issubclass(kind, torch.nn.Module)
+             and reads_training(kind)]
+    assert len(reads) > 20 and all(issubclass(kind, WITH_MODES) for kind in reads)
 
 
 def test_setting_the_mode_is_what_train_does():
