@@ -58,10 +58,10 @@ class CentralState:
             spaces["mask"] = view.observation_space["mask"]
         return gym.spaces.Dict(spaces)
 
-    def observation_space(self, agent: Any) -> gym.spaces.Dict:
+    def observation_space(self, agent: object) -> gym.spaces.Dict:
         return self._spaces[agent]
 
-    def action_space(self, agent: Any) -> gym.Space[Any]:
+    def action_space(self, agent: object) -> gym.Space[Any]:
         return self._views[agent].action_space  # type: ignore[no-any-return]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:

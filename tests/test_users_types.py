@@ -105,18 +105,29 @@ def play(robot: Robot) -> None:
 '''
 
 THE_PATH = '''
-from parl_like import AgentHelper, Algorithm, Batch, Communicator, ComputationTask
+from parl_like import Agent, AgentHelper, Algorithm, Batch, Communicator, ComputationTask, ReplayBuffer, Robot
 from parl_like.agents.acting import Acting
+from parl_like.agents.helpers import Helpers
+from parl_like.agents.helper_context import HelperContext
+from parl_like.agents.helper_options import HelperOptions
+from parl_like.agents.row_writer import RowWriter
 from parl_like.agents.updates import UpdateSender
 from parl_like.drivers.cooperative import CooperativeDriver
-from parl_like.interfaces import TrainedAlgorithm, TrainedTask
+from parl_like.environment.face import EnvFace
+from parl_like.interfaces import ActingAgent, PoolPort, TrainedAlgorithm, TrainedTask
 from parl_like.learning.optimizer_steps import Optimization
+from parl_like.run.agent_pool import AgentPool
+from parl_like.run.driver import Driver
+from parl_like.run.lifecycle import Lifecycle
+from parl_like.run.port import RobotPort
+from parl_like.run.run_loop import RunLoop
 from parl_like.tasks.algorithm_runner import AlgorithmRunner
 from parl_like.tasks.prediction_queue import PredictionQueue
 from parl_like.tasks.queues import RequestQueue
 from parl_like.tasks.tickets import Ticket
 from parl_like.tasks.training_queue import TrainingQueue
 from parl_like.tasks.wrapper import ComputationWrapper
+from parl_like.values.agent_orders import AgentSignal
 from typing_extensions import assert_type
 
 
@@ -141,6 +152,37 @@ def serve(queue: RequestQueue, task: ComputationTask, runner: AlgorithmRunner, s
     assert_type(runner.algorithm, Algorithm)
     assert_type(steps.algorithm, Algorithm)
     assert_type(steps.update(seen)[1], bool)
+
+
+def act(robot: Robot, port: RobotPort, loop: RunLoop, lifecycle: Lifecycle, driver: CooperativeDriver, agent: Agent) -> None:
+    assert_type(robot.run(10), None)
+    assert_type(robot.pool, AgentPool)
+    assert_type(port.pool, AgentPool)
+    assert_type(loop.run(None, []), None)
+    assert_type(robot.pool.lifecycle, Lifecycle)
+    assert_type(robot.pool.driver, Driver)
+    assert_type(lifecycle.advance(), bool)
+    assert_type(driver.iterate(), bool)
+    assert_type(driver.agents, list[Agent])
+    assert_type(agent.run(), None)
+    assert_type(agent.run_one_episode(), None)
+    assert_type(agent.agent_pool, PoolPort)
+    assert_type(agent.env, EnvFace)
+    assert_type(agent.helpers, Helpers)
+    assert_type(agent.helpers["RL"], AgentHelper)
+    assert_type(agent.signal, AgentSignal | None)
+
+
+def store(helper: AgentHelper, writer: RowWriter) -> None:
+    assert_type(helper.options, HelperOptions)
+    assert_type(helper.context, HelperContext)
+    assert_type(helper.context.agent, ActingAgent)
+    assert_type(helper.writer, RowWriter)
+    assert_type(helper.store([0.0], 1, 1.0, [0.0], False, False), None)
+    assert_type(writer.store([0.0], 1, 1.0, [0.0], False, False, None, None, None), tuple[int, int])
+    assert_type(writer.acting, Acting)
+    assert_type(writer.context.buffer, ReplayBuffer | None)
+    assert_type(writer.context.task, ComputationTask)
 
 
 def asked_of_a_trained_task(task: TrainedTask) -> None:
@@ -177,7 +219,7 @@ def test_agents_and_robots_may_be_declared_as_classes_or_as_ports(tmp_path):
     assert said_of(tmp_path, ACCEPTED) == []
 
 
-def test_every_hop_from_a_helper_to_its_algorithm_has_a_class(tmp_path):
+def test_every_hop_from_a_robot_to_its_algorithm_has_a_class(tmp_path):
     assert said_of(tmp_path, THE_PATH) == []
 
 

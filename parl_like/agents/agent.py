@@ -93,7 +93,14 @@ class Agent(Guarded):
         return self._label
 
     def join(self, make: Callable[[], Any]) -> None:
-        """Makes the agent's environment."""
+        """Make the agent's environment.
+
+        Args:
+            make: Zero-argument function that gives a gymnasium environment.
+
+        Raises:
+            What `make` raises.
+        """
         with watched(self, "made"):
             env = make()
         self.env = self.face_of(env)
@@ -129,7 +136,7 @@ class Agent(Guarded):
         return self.claims.claim(self.agent_pool.tasks, task, n)
 
     def count_progress(self) -> LearnerProgress:
-        """Steps since its last update, and whether a schedule has one due: what updates of others ask (`Rounds`)."""
+        """Return the steps since its last update, and whether a schedule has one due: what updates of others ask (`Rounds`)."""
         due = False
         for helper in self.helpers.values():  # hot: each step under threads; `any` takes 0.3 µs more
             due = due or helper.due()
@@ -140,7 +147,7 @@ class Agent(Guarded):
         return self.last_progress or self.count_progress()
 
     def count_bad(self, text: str) -> None:
-        """Counts a value that was dropped or replaced."""
+        """Count a value that was dropped or replaced; `text` says for the log which, and where."""
         self.faults.bad_values += 1
         self.agent_pool.statistics.count_bad(text)
 
@@ -263,8 +270,11 @@ class Agent(Guarded):
         return self.steps + sum(int(queue.counters.requests) for w in wrappers for queue in (w.predictions, w.trainings))
 
     def interrupt(self, carry: bool = False) -> None:
-        """The open episode ends here; its rows get a cut, and the next reset is seeded. To `carry`: where the environment can
-        clone its state, the next reset goes on with the episode."""
+        """End the open episode here: its rows get a cut, and the next reset is seeded.
+
+        Args:
+            carry: Where the environment can clone its state, the next reset goes on with the episode.
+        """
         self.needs_seed = True
         if self.env is not None:
             cut = self.env.carry() if carry else self.env.n_open() if self.signal == AgentSignal.STOP else 0
@@ -272,13 +282,20 @@ class Agent(Guarded):
             self.env.end_episode()
 
     def cut(self, rows: Array | None = None) -> None:
-        """Marks the newest row of every helper as the last one of its episode; of a vector environment in the environments
-        `rows`."""
+        """Mark the newest row of every helper as the last one of its episode.
+
+        Args:
+            rows: Numbers [k] of the environments of a vector environment that this is about; None: all.
+        """
         for helper in self.helpers.values():
             helper.interrupt(rows)
 
     def obey(self) -> None:
-        """Acts on the signal, at a point where the agent's data is complete."""
+        """Act on the signal, at a point where the agent's data is complete.
+
+        Raises:
+            Interrupted: the episode ends here. WrongCaller: this code may not wait for the agent.
+        """
         self.agent_pool.driver.check_caller(self)
         if self.agent_pool.driver.is_beside():  # which ends by its requests
             return
@@ -288,19 +305,26 @@ class Agent(Guarded):
             self.agent_pool.driver.park(self)
 
     def before_episode(self) -> None:
-        """Parks while the agent has no episode left of its quota."""
+        """Park while the agent has no episode left of its quota. Raises Interrupted as `obey` does."""
         self.obey()
         while self.quota.episodes is not None and self.quota.episodes <= 0:
             self.agent_pool.driver.park(self)
             self.obey()
 
     def state_dict(self) -> dict[str, object]:
+        """Return counters, generator, the episode that is carried over, and the states of the helpers: arrays and JSON
+        values."""
         time_steps = 0 if self.env is None else self.env.time_steps
         return {"steps": self.steps, "learned_at": self.learned_at, "time_steps": time_steps, "bad_values": self.bad_values,
                 "rng": rng_state(self.rng), "carried": None if self.env is None else self.env.carried.held,
                 "helpers": self.helpers.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave. Its environment and its helpers have been made.
+
+        Raises:
+            KeyError: it lacks a helper, or a counter. SpecError, ValueError: a helper cannot take its state.
+        """
         self.steps, self.bad_values = state["steps"], state.get("bad_values", 0)
         self.learned_at = state.get("learned_at", self.steps)
         if self.env is not None:

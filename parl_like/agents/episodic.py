@@ -48,6 +48,7 @@ class EpisodicHelper(OnPolicyHelper):
         return max(one._ended for one in (self, *others)) >= self.episodes and not any(other._open for other in others)
 
     def interrupt(self, rows: Array | None = None) -> None:
+        """End the open episodes here; see `AgentHelper.interrupt`."""
         super().interrupt(rows)
         self._open = False
 
@@ -63,8 +64,10 @@ class EpisodicHelper(OnPolicyHelper):
         self._ended = 0
 
     def state_dict(self) -> dict[str, object]:
+        """Return the state of an `OnPolicyHelper`, and how many episodes have ended since the last learning."""
         return {**super().state_dict(), "ended": self._ended}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave; raises as `OnPolicyHelper.load_state_dict`."""
         super().load_state_dict(state)
         self._ended = state["ended"]

@@ -10,7 +10,7 @@ import numpy as np
 
 from parl_like.agents.acting import Acting
 from parl_like.agents.helper_context import HelperContext
-from parl_like.agents.helper_options import HelperOptions
+from parl_like.agents.helper_options import LAID_OUT, HelperOptions
 from parl_like.agents.row_format import RowFormat
 from parl_like.agents.row_writer import RowWriter
 from parl_like.agents.update_schedule import UpdateSchedule
@@ -28,8 +28,6 @@ from parl_like.tasks.wrapper import Communicator
 from parl_like.values.errors import NotEnoughRows
 from parl_like.values.parts import part
 from parl_like.values.spec import Array, Spec
-
-_LAID_OUT = "the buffer's columns were laid out for it; build the helper with another"
 
 
 class AgentHelper(UpdateSchedule):
@@ -50,11 +48,11 @@ class AgentHelper(UpdateSchedule):
 
     explorer: Explorer | None = fixed_part("options.explorer", "noise is drawn by this one; assign a setting of it, such as "
                                            "helper.explorer.epsilon")
-    store_policy: bool | None = fixed_part("options.store_policy", _LAID_OUT)
-    extras: tuple[Spec, ...] = fixed_part("options.extras", _LAID_OUT)
-    transforms: Transforms = fixed_part("options.transforms", _LAID_OUT)
-    obs_space: gym.Space[object] | None = fixed_part("options.obs_space", _LAID_OUT)
-    store_info: dict[str, tuple[Spec, object]] = fixed_part("options.store_info", _LAID_OUT)
+    store_policy: bool | None = fixed_part("options.store_policy", LAID_OUT)
+    extras: tuple[Spec, ...] = fixed_part("options.extras", LAID_OUT)
+    transforms: Transforms = fixed_part("options.transforms", LAID_OUT)
+    obs_space: gym.Space[object] | None = fixed_part("options.obs_space", LAID_OUT)
+    store_info: dict[str, tuple[Spec, object]] = fixed_part("options.store_info", LAID_OUT)
     options: HelperOptions
     context: HelperContext
     acting: Acting
@@ -115,10 +113,10 @@ class AgentHelper(UpdateSchedule):
         self.acting.begin(lane)
 
     def interrupt(self, rows: Array | None = None) -> None:
-        """The open episodes end here without an end of their own: nothing may look across the cut.
+        """End the open episodes here, without an end of their own: nothing may look across the cut.
 
         Args:
-            rows: Numbers of the environments of a vector environment that this is about; None: all.
+            rows: Numbers [k] of the environments of a vector environment that this is about; None: all.
         """
         self.writer.cut(rows)
 

@@ -38,7 +38,7 @@ def check_places(context: HelperContext, obs: object, rew: object, obs_next: obj
 
 
 def check_reward(context: HelperContext, rew: Any) -> None:
-    """Raises SpecError for an infinite reward, or several of which one is; what is no number the buffer refuses by itself."""
+    """Raise SpecError for an infinite reward, or several of which one is; what is no number the buffer refuses by itself."""
     try:
         if math.isfinite(rew):
             return
@@ -56,7 +56,17 @@ def bad_reward(where: str, rew: object) -> SpecError:
 
 
 def made_buffer(kind: type, size: int, make: Callable[..., Any], n_lanes: int, rng: np.random.Generator) -> ReplayBuffer:
-    """The buffer of an off-policy helper. Raises TypeError where `make` makes none, or none whose rows can be drawn."""
+    """Return the buffer of an off-policy helper.
+
+    Args:
+        kind: The helper's class, for messages.
+        size: Rows that it holds, all lanes together.
+        make: Called with size, lanes and generator.
+        n_lanes: Lanes in it, one for each environment of each agent.
+
+    Raises:
+        TypeError: `make` makes none, or none whose rows can be drawn.
+    """
     owner = f"{kind.__name__}: buffer"
     try:
         buffer = make(size, n_lanes, rng)
@@ -68,7 +78,7 @@ def made_buffer(kind: type, size: int, make: Callable[..., Any], n_lanes: int, r
 
 
 def check_kind(owner: str, buffer: object) -> None:
-    """Raises TypeError for what is no buffer that helpers share."""
+    """Raise TypeError for what is no buffer that helpers share; `owner` names it."""
     if not isinstance(buffer, (ReplayBuffer, CachedReplayBuffer)):
         raise TypeError(f"{owner} gives {type(buffer).__name__}; expected a ReplayBuffer or PrioritizedReplayBuffer, of which "
                         "rows can be drawn while their episodes go on; fill others by hand, from an agent of your own")

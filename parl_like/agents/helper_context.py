@@ -50,7 +50,7 @@ class HelperContext:
 
     @cached_property
     def where(self) -> str:
-        """Agent, task and role, for messages."""
+        """Return agent, task and role, for messages."""
         return f"{self.agent}, task {self.name!r}" + ("" if self.role is None else f", role {self.role!r}")
 
     @property
@@ -60,7 +60,8 @@ class HelperContext:
 
     @cached_property
     def env_space(self) -> gym.Space[object] | None:
-        """The space of what the environment shows; of several players, of what it shows to this role. None: it declares none."""
+        """Return the space of what the environment shows; of several players, of what it shows to this role; None: it has
+        none."""
         space: Any = getattr(self.agent.env, "observation_space", None)
         if not callable(space):
             return space  # type: ignore[no-any-return]
@@ -68,20 +69,20 @@ class HelperContext:
 
     @cached_property
     def task(self) -> ComputationTask:
-        """The task that is asked."""
+        """Return the task that is asked."""
         return self.comm.wrapper.task
 
     @cached_property
     def model(self) -> Any:
-        """The model of the task's algorithm."""
+        """Return the model of the task's algorithm."""
         return self.task.algorithm.model
 
     @cached_property
     def codec(self) -> ActionCodec:
-        """The map between the task's actions and the environment's."""
+        """Return the map between the task's actions and the environment's."""
         return self.comm.wrapper.codec
 
     @cached_property
     def window(self) -> Window:
-        """The rows that the task's algorithm looks at together."""
+        """Return which rows the task's algorithm looks at together."""
         return self.task.algorithm.window

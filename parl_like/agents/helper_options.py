@@ -21,6 +21,9 @@ from parl_like.learning.explorers.base import lacks
 from parl_like.values.errors import unknown
 from parl_like.values.spec import Spec, SpecError
 
+LAID_OUT = "the buffer's columns were laid out for it; build the helper with another"
+"""Why most of these options cannot be assigned once the helper has joined its task."""
+
 
 class HelperOptions:
     """The options of an `AgentHelper`.

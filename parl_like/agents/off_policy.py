@@ -60,12 +60,16 @@ class OffPolicyHelper(AgentHelper):
         self._since = 0
 
     def training_rule(self) -> BatchRule:
+        """Return the rule by which a batch is one request of `batch_size` rows."""
         return BatchRule(max_rows=self.batch_size)
 
     def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
+        """Return the buffer of `size` rows for `n_lanes` environments, as `buffer` makes it. Raises TypeError where it
+        makes none."""
         return made_buffer(type(self), self.size, self._make, n_lanes, rng)
 
     def allocate(self, buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
+        """Declare the columns of a row, and count out how many rows come before the first request, and how many are random."""
         super().allocate(buffer, specs)
         # So many rows, wherever they lie, have one that a whole sequence follows.
         self.warmup = max(self.warmup, self.window.sequence * buffer.n_lanes)
@@ -103,13 +107,15 @@ class OffPolicyHelper(AgentHelper):
         return (rows - 1) // lanes * lanes + 1 >= self.warmup or all(buffer.is_full(lane) for lane in self.lanes)
 
     def due(self) -> bool:
+        """Return whether rows were stored since the last request."""
         return self._since > 0
 
     def _learn(self) -> dict[str, Any] | None:
         return self.sender.send(*self.draw(self.batch_size))
 
     def draw(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, object]], None] | None]:
-        """`n` random rows to learn from, and what is to be called with the training return, if anything."""
+        """Return `n` random rows to learn from, flat field name → [n, ...], and what is to be called with the training return, if
+        anything. Raises NotEnoughRows as `sample` does."""
         buffer = self.buffer
         if not isinstance(buffer, PrioritizedReplayBuffer):
             return self.sample(n)[0], None
@@ -127,7 +133,8 @@ class OffPolicyHelper(AgentHelper):
         self.buffer.update_weight(indices, result["priority"], serials)
 
     def sample(self, n: int) -> tuple[dict[str, Array], Array]:
-        """`n` random rows with what the algorithm's window asks for, flat field name → array, and their positions in the buffer.
+        """Return `n` random rows with what the algorithm's window asks for, flat field name → [n, ...], and their positions
+        [n] in the buffer.
 
         Raises:
             NotEnoughRows: the buffer has fewer.
@@ -147,7 +154,14 @@ class OffPolicyHelper(AgentHelper):
             return self.rows_at(indices), indices
 
     def rows_at(self, indices: Array) -> dict[str, Array]:
-        """The rows at these positions of the buffer with what the algorithm's window asks for."""
+        """Return the rows at these positions of the buffer with what the algorithm's window asks for.
+
+        Args:
+            indices: int64 [n].
+
+        Returns:
+            Flat field name → [n, ...]; of sequences [n, length, ...], with `valid` bool [n, length].
+        """
         buffer, window = self.buffer, self.window
         assert buffer is not None
         if self.acting.changes:
@@ -168,8 +182,10 @@ class OffPolicyHelper(AgentHelper):
         return self.writer.replayed({**buffer.gather(indices, last), "rew": ahead["rew"], "valid": ahead["valid"]}, indices, last)
 
     def state_dict(self) -> dict[str, object]:
+        """Return the state of an `AgentHelper`, and how many rows were stored since the last request."""
         return {**super().state_dict(), "since": self._since}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave; raises as `AgentHelper.load_state_dict`."""
         super().load_state_dict(state)
         self._since = state["since"]

@@ -55,7 +55,8 @@ class OfflineHelper(OffPolicyHelper):
             super()._check_window()
 
     def draw(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, object]], None] | None]:
-        """`n` random rows, or the next ones."""
+        """Return `n` random rows, or the next ones, flat field name → [n, ...], and what is to be called with the training
+        return."""
         if not self.in_order:
             return super().draw(n)
         assert self.buffer is not None
@@ -66,6 +67,8 @@ class OfflineHelper(OffPolicyHelper):
             return self.rows_at(order[begin:end]), None
 
     def rows_at(self, indices: Array) -> dict[str, Array]:
+        """Return the rows at positions int64 [n], as `OffPolicyHelper` does; in order with `last` bool [n], the rows before a
+        cut."""
         rows = super().rows_at(indices)
         if self.in_order:
             assert self.buffer is not None
@@ -73,17 +76,20 @@ class OfflineHelper(OffPolicyHelper):
         return rows
 
     def state_dict(self) -> dict[str, object]:
+        """Return the state of an `OffPolicyHelper`, and where the next rows begin that are learned from in order."""
         return {**super().state_dict(), "at": self._at}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave; raises as `AgentHelper.load_state_dict`."""
         super().load_state_dict(state)
         self._at = state.get("at", 0)
 
     def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
+        """Return the data."""
         return self.data
 
     def allocate(self, buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
-        """Checks the columns that are there."""
+        """Check the columns that are there. Raises SpecError where one lacks, or has another shape or dtype than the model's."""
         for spec in specs:
             column = buffer.columns.get(spec.name)
             if column is None and spec.name.split(".")[0] in ("obs", "act", "state", *ORIGIN_FIELDS):

@@ -53,6 +53,7 @@ class OnPolicyHelper(AgentHelper):
 
     def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
         # One more: what was collected may fill the unroll already.
+        """Return a buffer with `unroll` rows, and those that frames look back to, for each of `n_lanes` environments."""
         return ReplayBuffer((self.unroll + 1 + self.transforms.behind) * n_lanes, n_lanes, rng)
 
     def _check_window(self) -> None:
@@ -71,6 +72,8 @@ class OnPolicyHelper(AgentHelper):
                              f"{buffer.lane_size} rows; give all helpers of the task the same unroll, or the first the largest")
 
     def learns_late(self) -> bool:
+        """Return whether an update may come between an action and its own: where learning does not wait, where several tasks
+        learn, and where replicas predict with parameters of before."""
         pool, task = self.agent.agent_pool, self.task
         learners = sum(other.train and other.helper is not None for other in pool.tasks.values())
         lags = pool.remote and task.serve == "replica" and task.sync_every > 1
@@ -106,7 +109,8 @@ class OnPolicyHelper(AgentHelper):
                 if helper is not self and helper.name == self.name and isinstance(helper, OnPolicyHelper)]
 
     def take(self, copy: bool = True) -> dict[str, Array]:
-        """All rows since the last call, in time order per environment, with `last` marking every cut; the buffer forgets them.
+        """Return all rows since the last call, flat field name → [n, ...], in time order per environment, with `last` bool [n]
+        marking every cut; the buffer forgets them.
 
         Args:
             copy: Without it perhaps views of the buffer, which the next `store` overwrites.
@@ -137,9 +141,11 @@ class OnPolicyHelper(AgentHelper):
         return out
 
     def due(self) -> bool:
+        """Return whether rows were stored since the last update."""
         return self._unrolled > 0
 
     def ready(self) -> bool:
+        """Return whether there are rows to learn from that are not too old."""
         return any(len(at) for at, _, _ in self._segments())
 
     def _segments(self) -> list[tuple[Array, dict[str, Array], int]]:
@@ -187,11 +193,17 @@ class OnPolicyHelper(AgentHelper):
         return self._whole or self.transforms.behind > 0
 
     def state_dict(self) -> dict[str, object]:
+        """Return the state of an `AgentHelper`, and the counts of rows since the last update, of updates, and of dropped rows."""
         return {**super().state_dict(), "store_policy": self.store_policy, "unrolled": self._unrolled, "learns": self._learns,
                 "renewed": list(self._renewed), "dropped": self.dropped,
                 "context": {str(lane): rows for lane, rows in self._context.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave.
+
+        Raises:
+            ValueError: the counts of rows cannot be.
+        """
         super().load_state_dict(state)
         self.options.store_policy = state.get("store_policy", self.store_policy)
         self._unrolled, self._learns, self.dropped = state["unrolled"], state["learns"], state["dropped"]

@@ -45,6 +45,11 @@ class OnlineHelper(AgentHelper):
         super().__init__(explorer=explorer)
 
     def bind(self, context: HelperContext) -> None:
+        """Join the helper to its agent and task; called once, by the robot.
+
+        Raises:
+            ValueError: the task cannot learn from single rows in the agent; the message says why, and what to do.
+        """
         super().bind(context)
         task, model, driver = self.context.task, self.model, context.agent.agent_pool.driver_name
         for wrong, there, mend in (
@@ -82,10 +87,16 @@ class OnlineHelper(AgentHelper):
         return False
 
     def interrupt(self, rows: Array | None = None) -> None:
+        """Learn from the row that waits for its next action, then cut as `AgentHelper.interrupt`."""
         self._settle()
         super().interrupt(rows)
 
     def predict(self, obs: Any) -> Any:
+        """Return the action for one observation, which the task's algorithm gives at once: no queue, no batch.
+
+        Raises:
+            SpecError: `obs` does not fit.
+        """
         if self.context.agent.signal is not None:
             self.context.agent.obey()
         return self._chosen(obs)
@@ -120,7 +131,7 @@ class OnlineHelper(AgentHelper):
         self, obs: Any, act: object, rew: Any, obs_next: object, terminated: object, truncated: object,
         info: Mapping[str, object] | None = None, mask: Array | None = None, extra: Mapping[str, object] | None = None,
     ) -> None:
-        """Learns from one transition. `mask` and `extra` are for helpers with a buffer.
+        """Learn from one transition. `mask` and `extra` are for helpers with a buffer.
 
         Raises:
             SpecError: a value does not fit its field, or the reward is not finite; nothing was learned.

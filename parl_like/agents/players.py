@@ -63,6 +63,7 @@ class TurnAgent(PlayersAgent):
     parallel = False
 
     def run_one_episode(self) -> None:
+        """Act for each player in its turn, until the episode has ended for all."""
         env = self.env
         env.reset()
         for player in env.agent_iter():
@@ -79,6 +80,7 @@ class SimultaneousAgent(PlayersAgent):
     parallel = True
 
     def run_one_episode(self) -> None:
+        """Act for all players that still play at once, until none does."""
         env = self.env
         obs, _ = env.reset()
         while env.agents:

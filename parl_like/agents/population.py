@@ -44,6 +44,11 @@ class PopulationHelper(AgentHelper):
         self._score = 0.0  # of the open one, so far
 
     def bind(self, context: HelperContext) -> None:
+        """Join the helper to its agent and task; called once, by the robot.
+
+        Raises:
+            ValueError: the algorithm has no candidates, the agent several environments, or learning does not wait.
+        """
         super().bind(context)
         learned: Any = self.task.algorithm
         for wrong, there, mend in (
@@ -84,6 +89,7 @@ class PopulationHelper(AgentHelper):
         return self.agent.index + (len(self._scores) if k is None else k) * self.agent.agent_pool.n_agents
 
     def pre_episode(self, agent: ActingAgent) -> None:
+        """Stage PRE_EPISODE: the explorer takes the parameters of the episode's candidate."""
         super().pre_episode(agent)
         self._score = 0.0
         if self._evaluates and not self.collecting:
@@ -93,7 +99,7 @@ class PopulationHelper(AgentHelper):
         self, obs: object, act: object, rew: Any, obs_next: object, terminated: object, truncated: object,
         info: Mapping[str, object] | None = None, mask: Array | None = None, extra: Mapping[str, object] | None = None,
     ) -> None:
-        """Adds the reward to the episode's return. Nothing else is kept.
+        """Add the reward to the episode's return. Nothing else is kept.
 
         Raises:
             SpecError: the reward is not finite.
@@ -108,12 +114,15 @@ class PopulationHelper(AgentHelper):
             self._scores.append(self._score)
 
     def interrupt(self, rows: Array | None = None) -> None:
+        """Forget the return of the open episode, which is evaluated anew."""
         super().interrupt(rows)
         self._score = 0.0
 
     def state_dict(self) -> dict[str, object]:
+        """Return the state of an `AgentHelper`, the generation's returns so far, and the seed that all agents share."""
         return {**super().state_dict(), "scores": list(self._scores), "base": self._base}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave; raises as `AgentHelper.load_state_dict`."""
         super().load_state_dict(state)
         self._scores, self._base, self._score = list(state["scores"]), state["base"], 0.0

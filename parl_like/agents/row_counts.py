@@ -44,9 +44,11 @@ class RowCounts:
         self._warned: set[str] = set()
 
     def add_task(self, task: str) -> None:
+        """Count the rows of this task from now on; where it has counts already they stay."""
         self._counts.setdefault(task, [0, 0])
 
     def count(self, task: str, learned: int, dropped: int) -> None:
+        """Count rows of a task that were `learned` from, and such that were `dropped`; warn, once, where these are many."""
         counts = self._counts[task]
         counts[0] += learned
         counts[1] += dropped
@@ -62,10 +64,11 @@ class RowCounts:
         return out
 
     def dropped(self) -> dict[str, int]:
+        """Return how many rows of each task were dropped."""
         return {task: dropped for task, (_, dropped) in self._counts.items()}
 
     def remarks(self) -> list[str]:
-        """A sentence for each task that drops many of its rows: how many, why, and what to do."""
+        """Return a sentence for each task that drops many of its rows: how many, why, and what to do."""
         return [text for task in self._counts if (text := self._remark(task))]
 
     def _remark(self, task: str) -> str:
@@ -80,10 +83,11 @@ class RowCounts:
                 "the other tasks'")
 
     def state_dict(self) -> dict[str, list[int]]:
+        """Return task → rows learned from, and rows dropped."""
         return {task: list(counts) for task, counts in self._counts.items()}
 
     def load_state_dict(self, state: Mapping[str, list[int]]) -> None:
-        """Takes over what `state_dict` gave, for the tasks that are there."""
+        """Take over what `state_dict` gave, for the tasks that are there."""
         for task in self._counts:
             self._counts[task] = list(state.get(task, (0, 0)))
 
@@ -114,13 +118,13 @@ class OnePlayer:
         self.begin()
 
     def begin(self) -> None:
-        """An episode begins, or was cut."""
+        """Begin an episode, or go on after a cut."""
         self.end: tuple[Any, ...] = (None,)
         self._ends.clear()
         self._crossed = 0
 
     def other_row(self, begin: tuple[object, ...]) -> None:
-        """A row begins with `begin`, and not with the object that the row before ended with.
+        """Look at a row that begins with `begin`, and not with the object that the row before ended with.
 
         Raises:
             ValueError: rows that do not follow each other.

@@ -100,7 +100,7 @@ class RowFormat:
         return specs_of(space, "obs")
 
     def flat(self, obs: object, names: Sequence[str]) -> tuple[Any, ...]:
-        """The leaves of an observation in the order of `names`.
+        """Return the leaves of an observation in the order of `names`.
 
         Raises:
             SpecError: it has others.
@@ -114,7 +114,8 @@ class RowFormat:
         return tuple([flat[name] for name in names])
 
     def choices(self) -> dict[str, Spec]:
-        """The columns whose numbers choose one of several things, with bounds: what lies outside would be looked up in vain."""
+        """Return the columns whose numbers choose one of several things, with bounds: what lies outside would be looked up in
+        vain."""
         space: Any = getattr(self._model, "obs_space", None) if self._obs_space is None else self._obs_space
         out: dict[str, Spec] = {}
         for name, part in leaf_spaces(space, "obs") if space is not None else ():
@@ -123,7 +124,11 @@ class RowFormat:
         return out | self._codec.choices
 
     def check_choices(self, state: object, specs: Mapping[str, Spec] | None = None) -> None:
-        """Raises SpecError where a saved state of rows, however nested, holds a choice that there is not."""
+        """Raise SpecError where a saved state of rows, however nested, holds a choice that there is not.
+
+        Args:
+            specs: Column → its bounds; None: `choices()`.
+        """
         specs = self.choices() if specs is None else specs
         parts: Any = state.items() if isinstance(state, Mapping) else enumerate(state) if isinstance(state, list) else ()
         for name, part in parts:
@@ -133,11 +138,12 @@ class RowFormat:
                 self.check_choices(part, specs)
 
     def columns(self, policy: bool, version: bool, origins: Sequence[str], extras: Sequence[Spec]) -> list[Spec]:
-        """Everything that a row has, in the order in which a helper stores it.
+        """Return everything that a row has, in the order in which a helper stores it.
 
         Args:
             policy, version: Whether the action's log-probability, and the version of the parameters, are stored.
             origins: Which of `ORIGIN_FIELDS` are.
+            extras: The columns after those.
         """
         # Of several kinds of reward an environment may say how many (`reward_space`); the algorithm combines them.
         specs = [Spec(n, s.shape, s.dtype) for n, s in self.raw.items()]  # without bounds: those were checked when predict asked

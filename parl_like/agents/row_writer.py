@@ -79,7 +79,7 @@ class RowWriter:
     ) -> tuple[int, int]:
         """Store one transition (n of them for a vector environment), see `AgentHelper.store`; return the number of rows, and of
         those that ended an episode. There is a buffer."""
-        buffer: Any = self.context.buffer
+        buffer: ReplayBuffer = self.context.buffer  # type: ignore[assignment]
         if self._plain:
             head, tail = (obs,), (obs_next,)
         else:

@@ -37,6 +37,14 @@ class VectorAgent(Agent):
         self.n_envs = n_envs
 
     def join(self, make: Callable[[], object]) -> None:
+        """Make the vector environment, or `n_envs` single ones that step together.
+
+        Args:
+            make: Zero-argument function that gives a vector environment, or a single one at each call.
+
+        Raises:
+            ValueError: it gives one environment several times, or such with several rewards a step.
+        """
         with watched(self, "made"):
             env = one_player(make())
         if not isinstance(env, VectorEnv):
@@ -57,6 +65,8 @@ class VectorAgent(Agent):
         return SyncVectorEnv([lambda env=env: env for env in envs], autoreset_mode=AutoresetMode.SAME_STEP)  # type: ignore[misc]
 
     def run_one_episode(self) -> None:
+        """Act in all environments until each has had its share of episodes, or else until the robot stops: the first task acts,
+        and the helpers of all tasks store every step."""
         env, helpers = self.env, list(self.helpers.values())
         if not helpers:
             raise AgentFailed(f"{self}: the robot has no task that could act; give it one, or write run_one_episode")
@@ -73,7 +83,7 @@ class VectorAgent(Agent):
             obs = obs_next
 
     def remember(self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
-        """Stores the step that `env.step` has just made, [n, ...] each; by default in the helpers of all tasks."""
+        """Store the step that `env.step` has just made, [n, ...] each; by default in the helpers of all tasks."""
         for helper in self.helpers.values():
             helper.store(obs, act, rew, self.env.obs_next, terminated, truncated, info, self.env.valid)
 
