@@ -166,8 +166,8 @@ class QueuePort(Protocol[Request]):
     @property
     def batches(self) -> Sequence[Any]: ...
 
-    def serve(self) -> list[Request]:
-        """Serve the oldest batch and return its requests."""
+    def serve_outside(self, wake: Callable[[list[Request]], None]) -> None:
+        """Serve the oldest batch, and wake its requests, for a caller that is no driver's loop."""
 
 
 class WrapperPort(Protocol):

@@ -95,7 +95,7 @@ class Acting:
         self.version = tickets[0].version
         if self._recurrent:
             self.state = tuple(np.array(part) for part in self._memory_of(out))  # copies: an episode's begin writes zeros here
-        if tickets[0].acts is None:
+        if not self.context.codec.acts_in(out):
             return Batch.nest(out)
         if self.steps < self.random_until:
             return self._at_random(values, out, n)

@@ -23,7 +23,8 @@ class PopulationHelper(AgentHelper):
     those of the others: an update has all of them, as rows of `candidate`, `episode` (of how many `episodes`) and `score`. The
     k-th episode of all candidates begins with the same seed of the environment, a function of the robot's seed, the generation
     and k; so candidates are compared under the same conditions, and what is found does not depend on the number of agents. An
-    episode that a checkpoint interrupts is evaluated anew.
+    episode that a checkpoint interrupts is evaluated anew. So is one with steps that `Robot.collect` has taken: a collection
+    evaluates nobody, and leaves the search as it was.
 
     For algorithms with a `population` and `Candidates` as their explorer (`parl_like.algorithms.evolution`), in sync mode, with
     one environment per agent.
@@ -42,6 +43,7 @@ class PopulationHelper(AgentHelper):
         self.episodes = episodes
         self._scores: list[float] = []  # of this agent's episodes of the generation, in their order
         self._score = 0.0  # of the open one, so far
+        self._counts = False  # whether the open one evaluates a candidate
 
     def bind(self, context: HelperContext) -> None:
         """Join the helper to its agent and task; called once, by the robot.
@@ -75,6 +77,8 @@ class PopulationHelper(AgentHelper):
             rows = {"candidate": numbers // self.episodes, "episode": numbers % self.episodes,
                     "episodes": np.full(len(numbers), self.episodes), "score": np.array(self._scores)}
             while not self.sender.send(rows):  # nothing was learned, for others are still at theirs
+                if self.collecting:
+                    return None
                 if self.agent.signal is None:
                     raise ValueError(f"{self.where}: an update had the returns of only some of {self.population * self.episodes} "
                                      "episodes; let all agents learn together, so set no training_rule")
@@ -91,8 +95,8 @@ class PopulationHelper(AgentHelper):
     def pre_episode(self, agent: ActingAgent) -> None:
         """Stage PRE_EPISODE: the explorer takes the parameters of the episode's candidate."""
         super().pre_episode(agent)
-        self._score = 0.0
-        if self._evaluates and not self.collecting:
+        self._score, self._counts = 0.0, self._evaluates and not self.collecting
+        if self._counts:
             self.explorer.memory[:] = self._number() // self.episodes  # type: ignore[union-attr]
 
     def store(
@@ -110,7 +114,9 @@ class PopulationHelper(AgentHelper):
             raise bad_reward(self.where, rew)
         self.acting.steps += 1
         self._score += float(rew)
-        if (terminated or truncated) and not self.collecting:
+        if self.collecting:
+            self._counts = False
+        elif (terminated or truncated) and self._counts:
             self._scores.append(self._score)
 
     def interrupt(self, rows: Array | None = None) -> None:

@@ -116,7 +116,7 @@ class CooperativeDriver(Driver):
                     self._hub.switch()
             else:  # a call from outside of the agents: its queue is served, whatever its rule
                 while ticket.waiter is not SERVED and ticket.queue.batches:
-                    self.wake(ticket.queue.serve())
+                    ticket.queue.serve_outside(self.wake)
         if ticket.error is not None:
             raise ticket.error
 

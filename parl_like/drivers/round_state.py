@@ -77,6 +77,7 @@ class RoundState:
         step = rounds.at_stop(now) or NOTHING if self.closing else rounds.next(now)
         if rounds.sync:
             if rounds.in_round:
+                self.ask()  # nobody did where it came between two runs
                 self._enter(ROUND)
             elif self.phase is ROUND:
                 self._enter(DONE)

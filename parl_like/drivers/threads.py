@@ -87,18 +87,19 @@ class ThreadsDriver(Driver):
 
     def put(self, queue: RequestQueue, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = None
-        mine = False
+        mine = outside = False
         if self.pool.hooks.observing is not None or self._callers.get(threading.get_ident()) is not ticket.agent:
             self.check_caller(ticket.agent)
             if self.is_beside():
                 self._put_beside(queue, ticket, values, wait)
                 return
+            outside = True
         state = self._round
         with self.lock:
             dropped = queue.put(ticket, values)
             first = self._acting.count_in(dropped) if dropped else ()
             ticket.state = OPEN
-            server = queue.server
+            server = None if outside and state.stopping else queue.server  # then the caller serves it, in `wait`
             if wait and server is not None:
                 ticket.state = WAITED
                 self.rounds.acting = acting = self.rounds.acting - 1
@@ -110,7 +111,7 @@ class ThreadsDriver(Driver):
                     self._acting.note(ticket.agent)
                     # Where an update waits, it may have waited for this agent's steps.
                     if acting <= 0 or queue.rows >= queue.closing.enough or state.asked:
-                        mine = self._look(server)
+                        mine = self._look(None if outside else server)  # Ctrl-C strikes in the robot's thread
                     elif server.asleep:
                         release(server.bell)
             elif server is not None:
@@ -120,7 +121,7 @@ class ThreadsDriver(Driver):
         if first:
             self._acting.wake(first)
         if mine:
-            self._serving.serve(server, ticket)
+            self._serving.serve(queue.server, ticket)
         if wait:
             self.wait(ticket)
 
@@ -145,10 +146,7 @@ class ThreadsDriver(Driver):
             if ticket.queue.server is None or threading.get_ident() == self._owner:
                 # No run is on; or no round would begin while the robot's thread waits: the queue is served, whatever its rule.
                 while ticket.state < SERVED and ticket.queue.batches:
-                    tickets = ticket.queue.serve()
-                    with self.lock:
-                        first = self._acting.count_in(tickets)
-                    self._acting.wake(first)
+                    ticket.queue.serve_outside(self._answer)
             with self.lock:
                 if ticket.state == OPEN:
                     ticket.state = WAITED
@@ -168,6 +166,11 @@ class ThreadsDriver(Driver):
                 after.waiter.release()
         if ticket.error is not None:
             raise ticket.error
+
+    def _answer(self, tickets: list[Ticket]) -> None:
+        with self.lock:
+            first = self._acting.count_in(tickets)
+        self._acting.wake(first)
 
     def check_caller(self, agent: object) -> None:
         super().check_caller(agent)

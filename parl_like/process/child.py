@@ -10,7 +10,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol, TypeVar
+
+Given = TypeVar("Given")
+Made = TypeVar("Made")
 
 
 def readable(descriptors: Sequence[int], seconds: float) -> list[int]:
@@ -24,21 +27,43 @@ def readable(descriptors: Sequence[int], seconds: float) -> list[int]:
     return [fd for fd, _ in poll.poll(max(seconds, 0.0) * 1000)]
 
 
+class Unshielded(Protocol):
+    """Calls a function in the middle of `shielded`; Ctrl-C is heard there as outside of the block."""
+
+    def __call__(self, function: Callable[[Given], Made], given: Given, /) -> Made: ...
+
+
 @contextmanager
-def shielded() -> Iterator[None]:
-    """Ctrl-C in the main thread is heard at the end of the block: in its middle it would leave something that nobody knows of."""
+def shielded() -> Iterator[Unshielded]:
+    """Ctrl-C in the main thread is heard at the end of the block: in its middle it would leave something that nobody knows of.
+    What takes long, and may be struck, is called by what `with` gives."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
-        yield
+        yield _call
         return
     heard: list[Any] = []
+
+    def hold(*struck: Any) -> None:
+        heard.append(struck)
+
+    def unshielded(function: Callable[[Given], Made], given: Given) -> Made:
+        try:
+            signal.signal(signal.SIGINT, handler)
+            return function(given)
+        finally:
+            signal.signal(signal.SIGINT, hold)
+
     try:
-        signal.signal(signal.SIGINT, lambda *struck: heard.append(struck))
-        yield
+        signal.signal(signal.SIGINT, hold)
+        yield unshielded
     finally:
         signal.signal(signal.SIGINT, handler)
         if heard:
             handler(*heard[-1])
+
+
+def _call(function: Callable[[Given], Made], given: Given) -> Made:
+    return function(given)
 
 
 class Child:

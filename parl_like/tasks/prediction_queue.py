@@ -135,8 +135,12 @@ class PredictionQueue(RequestQueue):
         self.answer(batch.tickets, out, version)
 
     def answer(self, tickets: list[Ticket], out: dict[str, Array], version: int) -> None:
-        """Gives the members of one batch its outputs."""
-        acts = self.codec.listed(out)
+        """Gives the members of one batch its outputs; and its actions as a list, where one of them asked for a single row."""
+        if not tickets[0].rows or any(not ticket.rows for ticket in tickets):
+            acts = self.codec.listed(out)
+        else:
+            acts = None
+            self.codec.round(out)
         for ticket in tickets:
             ticket.out, ticket.acts, ticket.version = out, acts, version
 

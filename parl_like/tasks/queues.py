@@ -9,13 +9,14 @@ from __future__ import annotations
 import traceback
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
 from time import perf_counter
 from typing import Any
 
 from parl_like.data.buffers._rows import RowBlock
+from parl_like.process.child import Unshielded, shielded
 from parl_like.tasks.batch_rule import BatchClosing, BatchRule
 from parl_like.tasks.no_progress import Asking
 from parl_like.tasks.task import ComputationTask
@@ -106,6 +107,14 @@ class RequestQueue(ABC):
         batch = self.take()
         return [] if batch is None else self.work(batch)
 
+    def serve_outside(self, wake: Callable[[list[Ticket]], None]) -> None:
+        """`serve` for a caller that is no driver's loop, and wake the tickets. Ctrl-C is heard while the task computes, and after
+        all else: no batch is lost between its queue and those who wait for it."""
+        with shielded() as unshielded:
+            batch = self.take()
+            if batch is not None:
+                wake(self.work(batch, unshielded))
+
     def take(self) -> RequestBatch | None:
         """The oldest batch, which no longer waits; None where none does."""
         with self.lock:
@@ -117,13 +126,16 @@ class RequestQueue(ABC):
             self.asking.look(batch.born, self.task.name, (ticket.agent for ticket in batch.tickets))
         return batch
 
-    def work(self, batch: RequestBatch) -> list[Ticket]:
-        """`serve`, for a batch that was taken."""
+    def work(self, batch: RequestBatch, unshielded: Unshielded | None = None) -> list[Ticket]:
+        """`serve`, for a batch that was taken; `unshielded`: in the middle of `shielded`."""
         begin = perf_counter()
         tickets = batch.tickets
         self.served_by = get_ident()
         try:
-            self._run(batch)
+            if unshielded is None:
+                self._run(batch)
+            else:
+                unshielded(self._run, batch)
         except Exception as error:  # noqa: BLE001  a task may raise anything, and its agents must hear of it
             self._fail(error, tickets)
         except BaseException:

@@ -22,10 +22,11 @@ class Ticket:
 
     Attributes:
         agent: Whose request it is.
-        rows: Rows asked for.
+        rows: Rows asked for; 0: a single one, without an axis of rows.
         start: First row of this request in its batch.
         out: Flat output name → array of the whole batch; rows `start` … `start` + `rows` − 1 are the reply.
-        acts: The batch's actions as the environment takes them, one entry per row; None if the task gives no actions.
+        acts: The batch's actions as the environment takes them, one entry per row; None if the task gives no actions, or every
+            request of the batch was one of `rows`.
         error: Raised instead of a reply.
         version: `ComputationTask.version` of the parameters that made the reply; of a training request, after it.
         queue: Where it was put.

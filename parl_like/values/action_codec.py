@@ -68,17 +68,17 @@ class ActionCodec:
             out: Outputs of a prediction by flat name, [N, …] each; those of `names` are read. Floats that are more precise than
                 they may be stored are replaced by rounded ones.
         """
-        self._round(out)
+        self.round(out)
         made = {name: _apart(part.to_env(out[name]), out[name]) for name, part in self._parts.items()}
         return self._nested(made) if self.structured else made["act"]
 
     def listed(self, out: dict[str, Array]) -> list[Any] | None:
         """Return the same as a list of N actions, each a number or read-only; None where `out` has no action."""
-        self._round(out)
-        if not self.structured:
-            return self._first.listed(out["act"]) if "act" in out else None
-        if self.names[0] not in out:
+        self.round(out)
+        if not self.acts_in(out):
             return None
+        if not self.structured:
+            return self._first.listed(out["act"])
         columns = [part.listed(out[name]) for name, part in self._parts.items()]
         return [self._nested(dict(zip(self.names, row, strict=True))) for row in zip(*columns, strict=True)]
 
@@ -86,7 +86,12 @@ class ActionCodec:
         assert self.space is not None
         return fixed(as_space(self.space, flat, "act"))
 
-    def _round(self, out: dict[str, Array]) -> None:
+    def acts_in(self, out: Mapping[str, Array]) -> bool:
+        """Return whether these outputs of a prediction have an action."""
+        return self.names[0] in out
+
+    def round(self, out: dict[str, Array]) -> None:
+        """Replace floats of `out` that are more precise than they may be stored by rounded ones."""
         for name, dtype in self._floats.items():
             if name in out and out[name].dtype.kind == "f" and out[name].dtype.itemsize > dtype.itemsize:
                 out[name] = out[name].astype(dtype)

@@ -372,6 +372,20 @@ def test_the_search_is_the_same_under_every_driver(driver, serve):
     assert torch.equal(found[0], expected[0])
 
 
+@pytest.mark.parametrize("driver", ["cooperative", "threads", "processes"])
+def test_a_collection_leaves_the_search_as_it_was(driver):
+    """Before the first episode, and where some agents wait for the others' returns; the search also goes on from its middle."""
+    expected = after(robot_of(n_agents=4))
+    with robot_of(n_agents=4, driver=Processes(workers=2) if driver == "processes" else driver) as robot:
+        assert robot.collect(n_step=40).n_steps == 40
+        robot.run(StopAfterSteps(50))
+        for options in (dict(n_step=40), dict(n_step=20, random=True), dict(n_episode=4)):
+            robot.collect(**options)
+        assert robot.tasks["RL"].learns == 0
+        found = after(robot)
+    assert torch.equal(found[0], expected[0]) and found[1] == expected[1]
+
+
 def test_an_interrupted_generation_goes_on_where_it_was(tmp_path):
     """Also in a robot with another seed."""
     with robot_of(n_agents=5, trace=True) as whole, robot_of(n_agents=5, trace=True, seed=9) as part:

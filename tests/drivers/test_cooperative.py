@@ -1,15 +1,21 @@
 """The cooperative driver alone: the order of serving, calls from outside, and what Ctrl-C leaves."""
 
+import signal
 import sys
 import traceback
 from functools import partial
 from itertools import count
 
+import numpy as np
 import pytest
 from transport_fakes import Echo, Learner, Programmed, echo_task, play, row, update
 
 from parl_like import AgentHelper, Robot
+from parl_like.drivers import acting_agents, cooperative, threads
+from parl_like.process import child
+from parl_like.tasks import queues
 from parl_like.tasks.batch_rule import BatchRule
+from parl_like.tasks.wrapper import Communicator
 from parl_like.values.errors import Interrupted
 
 
@@ -228,6 +234,59 @@ def test_an_interrupted_iteration_may_be_taken_up_again(where):
         for _ in range(3):
             robot.train_iter()
         assert task.learns == 3
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads"])
+@pytest.mark.parametrize("what", ["predict", "learn"])
+def test_ctrl_c_in_a_call_between_runs_loses_nobody(driver, what):
+    """Two agents wait with requests in the queue that the robot's thread serves with its own; in the next run all go on.
+
+    It strikes where the interpreter looks for signals: where a function begins, and after a built-in one.
+    """
+    files = {module.__file__ for module in (queues, cooperative, threads, acting_agents, child)}
+
+    def program(agent):
+        comm = agent.helpers["echo"].comm
+        comm.predict(row(agent, 0))
+        if agent.index:
+            agent.robot.request_stop()
+        ticket = comm.predict(row(agent, 1))
+        assert ticket.out["echo"][ticket.start].tolist() == [agent.index, 1]
+        ended.append(agent.index)
+
+    def interrupted(look):
+        """Call with a strike at this look for signals, and return whether there was one so late."""
+        left = [look]
+
+        def strike(frame, event, _):
+            if event in ("call", "c_return") and frame.f_code.co_filename in files:
+                left[0] -= 1
+                if not left[0]:
+                    signal.raise_signal(signal.SIGINT)
+
+        sys.setprofile(strike)
+        try:
+            if what == "predict":
+                ghost.predict((np.array([9.0, 9.0]),))
+            else:
+                ghost.learn({"obs": np.zeros((2, 2))})
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.setprofile(None)
+        return left[0] <= 0
+
+    look, late = 1, True
+    while late:
+        ended, task = [], echo_task()
+        with robot_of(program, 2, {"echo": task}, driver=driver) as robot:
+            robot.run()
+            ghost = Communicator(robot.wrappers["echo"], robot.agents[0], robot.pool.driver)
+            late = interrupted(look)
+            robot.run()
+            assert sorted(ended) == [0, 1], look
+        look += 1
+    assert look > 20
 
 
 def test_an_agent_whose_place_was_lost_is_still_ended():

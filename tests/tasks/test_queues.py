@@ -9,6 +9,7 @@ import threading
 from functools import partial
 from time import perf_counter, sleep
 
+import gymnasium as gym
 import numpy as np
 import pytest
 from transport_fakes import Learner, echo_task, play, row, update
@@ -16,6 +17,7 @@ from transport_fakes import Learner, echo_task, play, row, update
 from parl_like.tasks.batch_rule import BatchRule
 from parl_like.tasks.tickets import INFINITE, Ticket
 from parl_like.tasks.wrapper import ComputationWrapper
+from parl_like.values.action_codec import ActionCodec
 
 DRIVERS = ["cooperative", "threads", *(["processes"] if sys.platform == "linux" else [])]
 EVERYBODY, NOBODY = True, False
@@ -35,6 +37,18 @@ def queue_of(kind, rows=(), sync=True, patience=None, **rule):
     for batch in queue.batches:
         batch.born = 100.0
     return queue
+
+
+def test_actions_are_listed_only_where_a_single_row_was_asked_for():
+    """Who asks for rows takes them as an array. Floats are rounded to what is stored in either case."""
+    queue = queue_of("predictions")
+    queue.codec = ActionCodec(gym.spaces.Box(-1, 1, (1,), np.float32))
+    many, one = Ticket("agent", None, rows=2), Ticket("agent", None)
+    for tickets, acts in (([many], None), ([many, one], 3), ([one], 3)):
+        out = {"act": np.zeros((3, 1), np.float64)}
+        queue.answer(tickets, out, 5)
+        assert all((ticket.acts and len(ticket.acts)) == acts and ticket.version == 5 for ticket in tickets)
+        assert many.out["act"].dtype == np.float32
 
 
 both = pytest.mark.parametrize("kind", ["predictions", "trainings"])
