@@ -70,6 +70,7 @@ class ActingAgents:
 
     @staticmethod
     def wake(tickets: Sequence[Ticket]) -> None:
+        """Wake the agents that `count_in` has named."""
         for ticket in tickets:
             ticket.waiter.release()
 

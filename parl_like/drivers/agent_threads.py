@@ -88,6 +88,7 @@ class Beside:
         self._may_ask.clear()
 
     def go(self) -> None:
+        """Let them ask again, after `hold`."""
         self._may_ask.set()
 
     def wait(self) -> None:

@@ -78,6 +78,7 @@ class Serving:
             server.queue.begin(sync, PATIENCE_S)
 
     def threads(self) -> list[threading.Thread]:
+        """Return the threads of the queues, in the order of tasks."""
         return [server.thread for server in self._servers]
 
     # ------------------------------------------------------------------------------------------------- what waits, what is due
@@ -203,6 +204,7 @@ class Serving:
         return [ticket for server in self._servers for ticket in server.queue.fail_all(why)]
 
     def reopen(self) -> None:
+        """Take requests again, after `fail_all`."""
         for server in self._servers:
             server.queue.stopped = None
 

@@ -313,8 +313,8 @@ class ThreadsDriver(Driver):
         """See `Driver.pause`. Nothing is served until `go_on`."""
         end = monotonic() + patience
         self._beside.hold()
-        state, going = self._round, True
-        while going:
+        state = self._round
+        while True:
             while self._serving.is_busy() and monotonic() < end:
                 state.news.acquire(timeout=0.05)  # ended by the last agent that parks or waits, or by the clock
             with self.lock:
@@ -323,9 +323,10 @@ class ThreadsDriver(Driver):
             while self._serving.is_busy(trainings=True) and monotonic() < end:
                 state.news.acquire(timeout=0.05)
             state.closing = False
-            going = state.phase is RoundPhase.DONE and monotonic() < end
-            if going:
-                self._next_unroll()  # who waited for its updates goes on until it would act
+            if state.phase is RoundPhase.DONE and monotonic() < end:
+                self._next_unroll()
+            elif monotonic() >= end or not self._serving.is_busy():
+                break  # else who waited for its updates goes on until it would act
         with self.lock:
             still = {*self.parked, *self._serving.waiting_agents(), *(reply.agent for reply in state.held if reply.state != OPEN)}
             return [*(agent for agent in self.agents if agent not in still), *self._serving.busy_names()]

@@ -145,4 +145,5 @@ class PredictionQueue(RequestQueue):
             ticket.out, ticket.acts, ticket.version = out, acts, version
 
     def recycle(self, batch: RequestBatch) -> None:
+        """Keep the batch's block of rows for a later one."""
         self.blocks.give_back(batch.block)

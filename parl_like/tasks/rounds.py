@@ -58,7 +58,8 @@ class Learner(Protocol):
     """An agent, or the agents of one worker together."""
 
     @property
-    def learns(self) -> bool: ...
+    def learns(self) -> bool:
+        """Return whether it may come to send updates before it is answered."""
 
     def progress(self) -> LearnerProgress | None:
         """Return its progress; None: nobody of it acts."""

@@ -94,6 +94,7 @@ class Counters:
         return asdict(self)
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Take over a `state_dict`."""
         self.__dict__.update(state)
 
     def summary(self, queued_rows: int) -> dict[str, float]:

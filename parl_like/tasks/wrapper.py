@@ -67,6 +67,7 @@ class ComputationWrapper:
                 "last_result": {name: float(value) for name, value in self.trainings.last_result.items()}}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over a `state_dict`; the rows that wait stay."""
         self.predictions.counters.load_state_dict(state["predict"])
         self.trainings.counters.load_state_dict(state["learn"])
         self.trainings.last_result = state["last_result"]
@@ -104,7 +105,14 @@ class Communicator:
         return ticket
 
     def predict(self, values: tuple[object, ...]) -> Ticket:
-        """Asks for one row, `values` in the order of `wrapper.predictions.specs`, and waits.
+        """Ask for one row, and wait.
+
+        Args:
+            values: An array, or what numpy makes one of, for each of `wrapper.predictions.specs`, in their order; of the shape
+                and dtype that the spec says, without an axis of rows.
+
+        Returns:
+            The ticket, which the next call uses again: row `start` of its `out` and `acts` is the reply.
 
         Raises:
             SpecError: a value does not fit its field; nothing was sent.
@@ -133,7 +141,18 @@ class Communicator:
         self.predict = predict  # type: ignore[method-assign]
 
     def predict_rows(self, values: tuple[Array, ...], rows: int) -> list[Ticket]:
-        """The same for arrays [rows, ...]. A request above `max_rows` is split; the replies come in order."""
+        """Ask for several rows, and wait. A request above `max_rows` is split.
+
+        Args:
+            values: As for `predict`, with an axis of `rows` in front.
+
+        Returns:
+            The tickets of the parts, in the order of the rows; `parl_like.tasks.tickets.joined` makes arrays [rows, ...] of them.
+
+        Raises:
+            ValueError: fewer rows than one.
+            SpecError, TaskFailed, Stopped: as for `predict`.
+        """
         if rows < 1:
             raise ValueError(f"{self.agent}, task {self.task!r}: a prediction of {rows} rows; expected at least 1")
         limit = self._predictions.max_rows or rows
@@ -151,14 +170,30 @@ class Communicator:
         return tickets
 
     def put_prediction(self, values: tuple[object, ...]) -> Ticket:
-        """`predict` without waiting."""
+        """Ask for one row, as `predict` does, and return its own ticket at once; `get` waits for the reply.
+
+        Raises:
+            SpecError, Stopped: as for `predict`; nothing was sent.
+        """
         ticket = self._new_ticket()
         self._put(self._predictions, ticket, values, False)
         return ticket
 
     def learn(self, rows: Mapping[str, Array]) -> dict[str, object]:
-        """Sends a learning batch, flat field name → [N, ...], and waits for the training return: metrics, and arrays of N
-        rows."""
+        """Send rows to learn from, and wait.
+
+        Args:
+            rows: Flat field name → [N, ...], N at least 1 and the same for all. The first request of a batch must fit the model's
+                inputs in shape and dtype, the others the first.
+
+        Returns:
+            The training return: name → metric, or the N rows of an array that has one for each.
+
+        Raises:
+            ValueError, SpecError: the fields do not fit; nothing was sent.
+            TaskFailed: the task raised while it learned. Dropped: a full queue gave the rows up. Stopped: the robot stopped
+                first.
+        """
         return self.get(self.put_training(rows))
 
     def put_training(self, rows: Mapping[str, Array], steps: int = 1, scheduled: bool = True) -> Ticket:
@@ -180,12 +215,20 @@ class Communicator:
         return ticket
 
     def get(self, ticket: Ticket) -> dict[str, object]:
-        """Waits for a ticket. A prediction: flat output name → its rows. Training: metrics, and its own rows of every array."""
+        """Wait for a ticket.
+
+        Returns:
+            Of a prediction: flat output name → its rows [N, ...]. Of an update: metrics, and its own N rows of every array.
+
+        Raises:
+            TaskFailed, Dropped, Stopped: see `learn`.
+        """
         self._driver.wait(ticket)
         rows = slice(ticket.start, ticket.start + (ticket.rows or 1))
         return {name: value[rows] if getattr(value, "ndim", 0) else value for name, value in ticket.out.items()}
 
     def is_served(self, ticket: Ticket) -> bool:
+        """Return whether a request has its reply, or its error; `get` then returns at once."""
         return self._driver.is_served(ticket)
 
     def check_caller(self) -> None:

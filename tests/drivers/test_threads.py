@@ -23,6 +23,7 @@ from parl_like.drivers import threads
 from parl_like.environment.hooks import Hook
 from parl_like.environment.stop_conditions import StopAfterSteps, StopWhen
 from parl_like.process import child
+from parl_like.run.lifecycle import Phase
 from parl_like.tasks.batch_rule import BatchRule
 from parl_like.tasks.task import ComputationTask
 from parl_like.tasks.tickets import Ticket
@@ -252,7 +253,14 @@ def test_stop_while_a_batch_is_computed(what, mode):
     assert 1 <= ledger.replies and 1 <= ledger.stopped <= 4
 
 
-def test_stop_while_a_batch_waits_for_more():
+@pytest.fixture
+def impatient(monkeypatch):
+    """At a stop agents that are busy are waited for 0.1 s, not 5 s."""
+    pause = threads.ThreadsDriver.pause
+    monkeypatch.setattr(threads.ThreadsDriver, "pause", lambda driver, patience: pause(driver, 0.1))
+
+
+def test_stop_while_a_batch_waits_for_more(impatient):
     waiting, ledger = threading.Event(), Ledger()
 
     def program(agent):
@@ -268,7 +276,7 @@ def test_stop_while_a_batch_waits_for_more():
     assert (ledger.replies, ledger.stopped) == (0, 3)
 
 
-def test_stop_while_learners_wait_for_the_last_one():
+def test_stop_while_learners_wait_for_the_last_one(impatient):
     waiting, ledger = threading.Event(), Ledger()
 
     def program(agent):
@@ -282,6 +290,34 @@ def test_stop_while_learners_wait_for_the_last_one():
     with robot_of(program, 4, echo_task(helper=Learner)) as robot:
         run_and_stop(waiting, robot)
     assert (ledger.replies, ledger.stopped) == (0, 3)
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_stop_waits_for_agents_that_go_on_after_the_updates_that_it_serves(mode, monkeypatch):
+    """The reply comes within the stop, and the agent acts until its next request. It is not late, so nothing of it is ended."""
+    task, looked, ended = echo_task(helper=Learner), threading.Event(), []
+
+    def program(agent):
+        agent.robot.request_stop()
+        agent.helpers["echo"].comm.learn(update(agent, 2))
+        looked.wait(5.0)
+        ask(1, agent)
+        ended.append(agent.index)
+
+    with robot_of(program, 1, task, mode=mode) as robot:
+        serving = robot.pool.driver._serving
+        is_busy = serving.is_busy
+
+        def look(trainings=False):
+            if task.learns and not trainings:
+                looked.set()
+            return is_busy(trainings)
+
+        monkeypatch.setattr(serving, "is_busy", look)
+        robot.run()
+        assert (task.learns, ended, robot.pool.lifecycle.phase) == (1, [], Phase.WAITING)
+        robot.run()
+        assert (task.learns, ended) == (1, [0])
 
 
 def test_a_stop_while_the_last_update_of_a_round_is_served_ends_the_round():
@@ -397,7 +433,7 @@ def test_close_between_iterations_and_while_parked():
 
 
 @pytest.fixture
-def stuck(monkeypatch):
+def stuck(monkeypatch, impatient):
     """Names of those whom a stop does not wait for: 0 instead of 5 s. It waits for the others as long as they need."""
     names, join = [], threads.ThreadsDriver.join
 

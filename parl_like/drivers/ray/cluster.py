@@ -82,12 +82,14 @@ class WorkerActor:
     """A worker, whose every call is one message of the robot; the result is what it says to that, and whether it goes on."""
 
     def begin(self, payload: bytes) -> tuple[list[list[bytes]], bool]:
+        """Make the agents of a packed `Recipe`; return what the worker says, and whether it goes on by itself."""
         torch.set_num_threads(1)
         self._said: list[list[bytes]] = []
         self._worker = Worker(unpacked(payload), lambda frames: self._said.append([bytes(frame) for frame in frames]))
         return self._turn(self._worker.begin())
 
     def tell(self, frames: list[bytes]) -> tuple[list[list[bytes]], bool]:
+        """Take in a message of the robot; return the same as `begin`."""
         return self._turn(self._worker.take(frames))
 
     def _turn(self, going: bool) -> tuple[list[list[bytes]], bool]:

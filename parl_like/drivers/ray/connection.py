@@ -160,6 +160,7 @@ def packed(what: str, value: Any) -> bytes:
 
 
 def unpacked(payload: bytes) -> Any:
+    """Return what `packed` was given; the modules of the sender's path can be imported then."""
     path, value = cloudpickle.loads(payload)
     sys.path += [folder for folder in path if folder not in sys.path]
     return cloudpickle.loads(value)

@@ -12,6 +12,7 @@ import atexit
 import os
 import weakref
 from collections.abc import Callable, Sequence
+from enum import Enum
 from time import monotonic, perf_counter
 from typing import Any, cast
 
@@ -51,6 +52,17 @@ def _end_all() -> None:
         driver.close()
 
 
+class HostedPhase(Enum):
+    """The phases of a run whose agents are in workers."""
+
+    RUNNING = "agents act when they are answered"
+    CUTTING = "episodes are being ended; a worker that is replaced meanwhile begins when the run goes on"
+    WAITING = "agents wait between two runs; replies to their updates are kept for the next one"
+
+
+RUNNING, CUTTING, WAITING = HostedPhase
+
+
 class HostedDriver(CooperativeDriver):
     """Agents in other processes, the tasks here. See `CooperativeDriver` for the other arguments.
 
@@ -80,11 +92,10 @@ class HostedDriver(CooperativeDriver):
         self._updates = BackgroundUpdates()
         self.updates = self.rounds.serving = self._updates.running  # queues whose task learns at this moment
         self._owner = 0  # the process that opened the link; 0: it is closed
-        self._halting = False  # whether agents are being interrupted
+        self._phase = RUNNING
         self._known_collecting: bool | str = False  # what the workers know of `collecting`
         self._robots_turn = False  # before paused workers go on
         self._update_replies: list[Ticket] = []  # sync, or between two runs: given when the run goes on
-        self._waiting = False  # for the next run
 
     @property
     def restarts(self) -> int:
@@ -150,7 +161,7 @@ class HostedDriver(CooperativeDriver):
 
     def _start_agents(self) -> None:
         """Starts the agents of workers that are up and have not been told."""
-        starting = [worker for worker in self.workers if worker.up and not worker.running and not self._halting]
+        starting = [worker for worker in self.workers if worker.up and not worker.running and self._phase is not CUTTING]
         if not starting:
             return
         if not self.sync and not self.updates:
@@ -199,16 +210,16 @@ class HostedDriver(CooperativeDriver):
                     break
                 if self.sync and not self.rounds.update_waits():
                     break
-                if self.sync and not (had or self._halting or any(queue.rows for queue in self.trainings)):
+                if self.sync and not (had or self._phase is CUTTING or any(queue.rows for queue in self.trainings)):
                     self._robots_turn = True
                     break
                 self.supervisor.order("go", paused)
                 had = False
-                if not self.sync and not self._halting:
+                if not self.sync and self._phase is not CUTTING:
                     self._robots_turn = True
                     break
             elif quiet:
-                begins_anew = not self._halting and any(worker.taken and not worker.running for worker in self.workers)
+                begins_anew = self._phase is not CUTTING and any(worker.taken and not worker.running for worker in self.workers)
                 if any(queue.rows and queue not in self.updates for queue in self.queues) or not (self.updates or begins_anew):
                     break
             left = LISTEN_S
@@ -346,7 +357,8 @@ class HostedDriver(CooperativeDriver):
             if ticket.queue is not None:
                 ticket.queue.counters.requests += ticket.waiter.agents
                 ticket.waiter.agents = 0
-        if (self.sync or self._waiting) and tickets and tickets[0].queue is not None and tickets[0].queue.kind == "learn":
+        later = self.sync or self._phase is WAITING
+        if later and tickets and tickets[0].queue is not None and tickets[0].queue.kind == "learn":
             self._update_replies += tickets
         else:
             self.supervisor.reply(replies(tickets))
@@ -355,7 +367,7 @@ class HostedDriver(CooperativeDriver):
 
     def halt(self, agents: Sequence[Agent], signal: AgentSignal, patience: float | None = None) -> list[Any]:
         self.refuse_agents()
-        self.stopping = self._waiting = False
+        self.stopping, self._phase = False, RUNNING
         if signal == AgentSignal.STOP:
             for queue in self.queues:
                 queue.fail_all("the robot stopped")
@@ -372,12 +384,12 @@ class HostedDriver(CooperativeDriver):
             self.parked.clear()
         else:
             self.parked = []
-            self._halting = True  # a worker that is replaced meanwhile begins when the run goes on
+            self._phase = CUTTING
             try:
                 self.supervisor.order("interrupt")
                 self._finish()
             finally:
-                self._halting = False
+                self._phase = RUNNING
             for worker in self.workers:
                 worker.divided = False
             self.supervisor.publish(self.publisher.due(always=True))  # as in a robot that is made anew and loads this moment
@@ -398,7 +410,7 @@ class HostedDriver(CooperativeDriver):
         self.stopping = False
         for agent in self.agents:
             agent.go_on()
-        self._waiting, end = True, monotonic() + patience
+        self._phase, end = WAITING, monotonic() + patience
         self.supervisor.order("pause", [worker for worker in self.workers if worker.running])
         while any(w.owing if w.running else w.taken and not w.up for w in self.workers) and monotonic() < end:
             self._pump(max(end - monotonic(), 0.0))
@@ -414,7 +426,7 @@ class HostedDriver(CooperativeDriver):
         return []
 
     def go_on(self) -> None:
-        self._waiting = False
+        self._phase = RUNNING
         if not self.sync:
             self._updates.make_copies()
         # Somebody may have changed them meanwhile. Those that lag are sent when their time has come.

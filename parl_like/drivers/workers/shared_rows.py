@@ -79,4 +79,5 @@ class Reader:
         return {name: column[:n] for name, column in columns.items()}
 
     def forget(self, owner: str) -> None:
+        """Let go of the blocks of a worker that has ended, by its name."""
         self._columns = {key: columns for key, columns in self._columns.items() if key[0] != owner}

@@ -102,6 +102,7 @@ class Supervisor:
         self._ends: dict[str, Any] = {}
 
     def begin(self, worker: WorkerHandle) -> None:
+        """Begin a worker's next process. Raises what `Link.begin` does."""
         worker.incarnation += 1
         worker.reset()
         recipe = self._recipe(worker)

@@ -65,10 +65,12 @@ class Worker:
         self._copying: threading.Thread | None = None
 
     def send(self, kind: Kind, **parts: Any) -> None:
+        """Send a message to the robot; `parts` as for `parl_like.drivers.messages.pack`."""
         self._send(pack(kind, **parts))
         self.spoke = monotonic()
 
     def report_failure(self, agent: int, error: BaseException, again: bool = False) -> None:
+        """Tell the robot what an agent has raised, by its index (−1: all that are being made), and whether it begins anew."""
         self.send(Kind.FAILED, notes={"agent": agent, "type": type(error).__name__, "again": again}, arrays=pack_error(error))
 
     def begin(self) -> bool:
