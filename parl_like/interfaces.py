@@ -357,6 +357,7 @@ class StatisticsPort(Protocol):
 
     env_steps: int
     episodes_cut: int
+    players: tuple[str, ...]
 
     def count_bad(self, text: str) -> None: ...
 

@@ -13,8 +13,10 @@ from gymnasium.vector import VectorEnv
 from msgspec import Meta
 
 from parl_like.agents.agent import Agent
+from parl_like.agents.players import SimultaneousAgent, TurnAgent
 from parl_like.agents.vector_agent import VectorAgent
-from parl_like.environment.factory import EnvSource, factory_of, is_made, make_one, one_player
+from parl_like.environment.factory import EnvSource, factory_of, is_made, make_one, several_players
+from parl_like.environment.player_view import PlayerView, has_players, takes_turns
 from parl_like.envs.vector import make_vector_env
 from parl_like.lab import foreign
 from parl_like.lab.config import ExperimentConfig
@@ -45,13 +47,16 @@ def spaces_of(env: EnvSource) -> dict[str, Any]:
 
 
 def probed(source: EnvSource, key: str = "env") -> tuple[dict[str, Any], type[Agent]]:
-    """Spaces as `spaces_of`, and the kind of agent: one that drives a vector environment whole, or a plain one."""
+    """Spaces as `spaces_of`, and the kind of agent: one that drives a vector environment whole, one that lets several players act
+    by turns or at once, or a plain one."""
     try:
-        env = one_player(make_one(source))
+        env = make_one(source)
     except (gym.error.Error, ImportError) as error:
         if not (isinstance(source, str) or isinstance(source, partial) and source.func in (wrapped, several)):
             raise  # of the user's own factory
         raise ConfigError(f"Config: key {key!r}: {str(error).splitlines()[0]}") from None
+    if has_players(env):
+        return _of_players(env, key), TurnAgent if takes_turns(env) else SimultaneousAgent
     many = isinstance(env, VectorEnv)
     for name in ("observation_space", "action_space"):
         if not isinstance(getattr(env, name, None), gym.Space):
@@ -61,6 +66,18 @@ def probed(source: EnvSource, key: str = "env") -> tuple[dict[str, Any], type[Ag
     if not is_made(source) and hasattr(env, "close"):
         env.close()
     return {"obs": obs, "act": act}, VectorAgent if many else Agent
+
+
+def _of_players(env: Any, key: str) -> dict[str, Any]:
+    """Return the spaces of each player, which share one task. Raises ConfigError where they differ, TypeError without any."""
+    try:
+        views = [PlayerView(env, player) for player in env.possible_agents]
+    except AttributeError:
+        raise several_players(env) from None
+    if any((view.observation_space, view.action_space) != (views[0].observation_space, views[0].action_space) for view in views):
+        raise ConfigError(f"Config: {key} gives {env}, whose players see or do different things; write a Robot with a task for "
+                          "each (roles of parl_like.agents.players), or join them in parl_like.envs.joint.Joint")
+    return {"obs": views[0].observation_space, "act": views[0].action_space}
 
 
 def check_eval_env(source: EnvSource, spaces: Mapping[str, Any]) -> None:

@@ -57,6 +57,7 @@ class PopulationHelper(AgentHelper):
             (not isinstance(self.explorer, Candidates), type(self.explorer).__name__, "take an algorithm such as ES, CEM or ARS"),
             (context.agent.vector, "a vector environment", "give each agent one environment"),
             (not self.wait, "mode 'async'", "use mode='sync'"),
+            (context.role is not None, "one of several players", "give an environment of one, such as AECPlayer"),
         ):
             if wrong:
                 raise ValueError(f"{self.where}: PopulationHelper evaluates a candidate of a population in each episode, and "

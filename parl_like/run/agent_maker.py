@@ -8,6 +8,7 @@ import numpy as np
 
 from parl_like.agents.agent import Agent
 from parl_like.environment.factory import is_made, make_one, note_of
+from parl_like.environment.players_face import PlayersFace
 from parl_like.interfaces import PoolPort
 from parl_like.run.helper_maker import HelperMaker
 
@@ -69,6 +70,8 @@ class AgentMaker:
         if self._options.env is not None:
             agent.join(partial(make_one, self._options.env))
             agent.check_roles(list(self._helpers.tasks))
+            if isinstance(agent.env, PlayersFace):
+                self._pool.statistics.players = agent.env.players
             if (note := note_of(agent.env)) and note not in self.notes:
                 self.notes.append(note)
         agent.first_env = self.first_env(agent)

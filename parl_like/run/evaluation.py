@@ -27,6 +27,8 @@ from parl_like.values.spec import SpecError, leaves, specs_of
 
 SCORES = ("mean_return", "min_return", "max_return", "mean_length", "success_rate")
 """Numbers of an evaluation that a robot's score may be, by name."""
+MEAN_OF = "mean_return/"
+"""The names of the mean returns of single players begin so."""
 
 
 EPISODE_LIMIT, FILM_LIMIT = 100_000, 10_000
@@ -43,6 +45,7 @@ class Episodes:
         n_steps: Environment steps, unfinished episodes included.
         seconds: Wall time.
         infos: Of an evaluation: what the environment said with the last step of each episode.
+        players: Names of the players, where each return is a vector of theirs, in this order.
         cut: Of an evaluation: how many of the episodes were truncated by its limit of steps, not by the environment.
         score: What the robot's `score` makes of them; None: they are of no evaluation, or there are none.
         mean_return, std_return, min_return, max_return: Over the episodes: a number, of vectors one per component; NaN without
@@ -58,6 +61,7 @@ class Episodes:
     infos: list[dict[str, Any]] = field(default_factory=list)
     score: float | None = None
     cut: int = 0
+    players: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         both = (self.mean_return, self.std_return)
@@ -85,10 +89,12 @@ class Episodes:
     def numbers(self) -> dict[str, float]:
         """Flat and ready to save: `n_steps`, `episodes` and, where there are any, `mean_return`, `std_return` (of the
         population), `min_return`, `max_return`, `mean_length`, `success_rate` and `score` if they are known. A return of several
-        components counts as their mean."""
+        components counts as their mean; of several players there is also the mean of each, `mean_return/white`."""
         plain = Episodes([float(np.mean(value)) for value in self.returns], self.lengths)
         names = ("mean_return", "std_return", "min_return", "max_return", "mean_length") if self.returns else ()
         out = {"n_steps": self.n_steps, "episodes": len(self.returns), **{name: getattr(plain, name) for name in names}}
+        if self.returns and self.players:
+            out |= {f"{MEAN_OF}{player}": float(mean) for player, mean in zip(self.players, self.mean_return, strict=True)}
         more = {"success_rate": self.success_rate, "score": self.score, "episodes_cut": self.cut or None}
         return out | {name: value for name, value in more.items() if value is not None and (name == "score" or value == value)}
 
@@ -159,6 +165,7 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
             warnings.warn(f"{cut} of {seen.n_episodes} episodes did not end within max_episode_steps, and were truncated there; "
                           "give the environment a time limit (gymnasium.wrappers.TimeLimit), or the evaluation another bound",
                           RuntimeWarning, stacklevel=3)
+        seen.players = pool.statistics.players
         return seen
 
 
@@ -229,8 +236,10 @@ class Evaluator:
         if seen.returns:
             given, numbers = self._robot.score, seen.numbers()
             if not callable(given) and given not in numbers:
-                raise ValueError(f"evaluate: the score is {given!r}, but no episode's last info has 'is_success'; let the "
-                                 "environment give one, or the robot another score= (eval_score= of a run)")
+                way = (f"there is no such player; there are {', '.join(seen.players) or 'none'}" if given.startswith(MEAN_OF) else
+                       "no episode's last info has 'is_success'; let the environment give one, or the robot another score= "
+                       "(eval_score= of a run)")
+                raise ValueError(f"evaluate: the score is {given!r}, but {way}")
             value = given(self._robot, seen) if callable(given) else numbers[given]
             try:
                 seen.score = float(value)

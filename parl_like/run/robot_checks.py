@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from parl_like.environment.factory import EnvSource, is_made
-from parl_like.run.evaluation import SCORES
+from parl_like.run.evaluation import MEAN_OF, SCORES
 from parl_like.tasks.task import ComputationTask
 from parl_like.values.errors import unknown
 
@@ -25,7 +25,7 @@ def check_arguments(env: EnvSource, agent: object, n_agents: int, mode: str, sco
     if is_made(env) and n_agents > 1:
         raise ValueError(f"Robot: {n_agents} agents cannot share one environment; give a factory (`lambda: gym.make(...)`) "
                          "or an id")
-    if not callable(score) and score not in SCORES:
+    if not callable(score) and score not in SCORES and not str(score).startswith(MEAN_OF):
         raise ValueError(f"Robot: {unknown('score', score, SCORES)}; or give a function of the robot and its Episodes")
 
 

@@ -30,6 +30,7 @@ class Statistics:
         departed_time_steps: Time steps of environments whose agents have left.
         recent_parts: Sums of the rewards that a weighted one is made of, by episode.
         rows: Rows of on-policy tasks.
+        players: Names of the players of the environments, whose returns are vectors in this order; (): each has one.
 
     Args:
         warns: Whether the log has a warning when many rows are dropped. (Of a worker process the robot warns.)
@@ -42,6 +43,7 @@ class Statistics:
         self.recent_lengths: deque[int] = deque(maxlen=100)
         self.recent_parts: deque[Any] = deque(maxlen=100)
         self.rows = RowCounts(warns)
+        self.players: tuple[str, ...] = ()
         self._bad_logged = 0  # a worker's `bad_values` are counted off
         self._warned_of_cuts = False
 
@@ -90,7 +92,8 @@ class Statistics:
             out |= {"return/mean": float(returns.mean()), "return/max": float(returns.max()),
                     "return/last": float(returns[-1].mean()), "episode/length": float(np.mean(self.recent_lengths))}
         parts = np.asarray(self.recent_parts or [r for r in self.recent_returns if np.ndim(r)], np.float64)
-        out |= {f"return/part_{i}": float(mean) for i, mean in enumerate(parts.mean(0))} if len(parts) else {}
+        names = self.players or [f"part_{i}" for i in range(parts.shape[-1])]
+        out |= {f"return/{name}": float(mean) for name, mean in zip(names, parts.mean(0), strict=False)} if len(parts) else {}
         if self.bad_values:
             out["bad_values"] = float(self.bad_values)
         if self.episodes_cut:

@@ -12,9 +12,11 @@ from parl_like.agents.episodic import EpisodicHelper
 from parl_like.agents.off_policy import OffPolicyHelper
 from parl_like.agents.on_policy import OnPolicyHelper
 from parl_like.agents.players import SimultaneousAgent, TurnAgent
+from parl_like.agents.population import PopulationHelper
 from parl_like.agents.vector_agent import VectorAgent
 from parl_like.algorithms.actor_critic import A2C
 from parl_like.algorithms.dqn import DQN
+from parl_like.algorithms.evolution import ES
 from parl_like.environment.player_view import PlayerView
 from parl_like.envs.games import Kuhn, TicTacToe
 from parl_like.learning.explorers import EpsilonGreedy
@@ -210,6 +212,12 @@ def test_players_may_have_tasks_of_their_own():
     with pytest.raises(AgentFailed, match="player 'player_1' has no role at any task; name it in roles="):
         with Robot(make, tasks={"first": dqn(make)}, agent=partial(TurnAgent, {"first": ("player_0",)})) as robot:
             robot.run(20)
+
+
+def test_a_search_among_parameters_takes_one_player():
+    task = ComputationTask(lambda: ES(MLPActorCritic(*spaces(tic_tac_toe), hidden=(8,)), population=4), helper=PopulationHelper)
+    with pytest.raises(ValueError, match="role 'player_0'.*there is one of several players; give an environment of one"):
+        Robot(tic_tac_toe, tasks={"RL": task}, agent=TurnAgent)
 
 
 class Recorded(A2C):

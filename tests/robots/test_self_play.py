@@ -1,0 +1,156 @@
+"""Self-play against older selves: what is kept, who plays, ratings by hand numbers, and exact resume; numbers by player."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+from aec_fakes import aec_of, leaving
+
+from parl_like import Hook, Robot
+from parl_like.agents.off_policy import OffPolicyHelper
+from parl_like.agents.players import SimultaneousAgent, TurnAgent
+from parl_like.algorithms.dqn import DQN
+from parl_like.environment.player_view import PlayerView
+from parl_like.environment.stop_conditions import StopWhenAgent
+from parl_like.envs.games import Kuhn
+from parl_like.models.mlp import MLPQ
+from parl_like.robots.self_play import OldSelf, SelfPlayAgent, VersionPool, expected_score, with_older_selves
+
+OLD = ("old0", "old1")
+
+
+def kuhn():
+    return aec_of(Kuhn())
+
+
+def robot_of(**options):
+    view = PlayerView(kuhn(), "player_0")
+    helper = partial(OffPolicyHelper, size=500, warmup=20, batch_size=8)
+    tasks = with_older_selves(lambda: DQN(MLPQ(view.observation_space, view.action_space, hidden=(4,))), helper, n=2)
+    agent = partial(SelfPlayAgent, OLD, **{"latest": 0.3, **options.pop("agent", {})})
+    return Robot(kuhn, tasks=tasks, agent=agent, **options)
+
+
+def weights(task):
+    return np.concatenate([p.detach().numpy().ravel() for net in task.algorithm.networks().values() for p in net.parameters()])
+
+
+def test_elo_by_hand_numbers():
+    assert expected_score(1000, 1000) == 0.5
+    assert expected_score(1400, 1000) == pytest.approx(10 / 11) and expected_score(1000, 1400) == pytest.approx(1 / 11)
+    pool, robot = VersionPool(OLD), robot_of()
+    agent = robot.agents[0]
+    agent.opponent, agent.seat = "old0", "player_1"
+    agent.env.episode_return = np.array([-1.0, 1.0])  # the learning task has won
+    pool._rate(agent)
+    assert pool.ratings(robot) == {"old0": -32.0, "old1": -16.0}  # 16 lost, and 16 by which the learning task rose
+    agent.env.episode_return = np.array([0.0, 0.0])
+    pool._rate(agent)  # a draw against who was expected to get less
+    gain = 32 * (0.5 - 1 / (1 + 10 ** (-32 / 400)))
+    assert pool.ratings(robot) == {"old0": pytest.approx(-32 - 2 * gain), "old1": pytest.approx(-16 - gain)}
+    agent.opponent = "RL"
+    pool._rate(agent)  # a game against itself says nothing
+    assert pool.ratings(robot)["old1"] == pytest.approx(-16 - gain)
+    robot.close()
+
+
+def test_older_selves_are_what_the_learning_task_was():
+    pool = VersionPool(OLD, every=10)
+    with robot_of() as robot:
+        begun = weights(robot.tasks["RL"])
+        kept = []
+
+        class Look(Hook):
+            def post_episode(self, agent, interrupted):
+                if not interrupted and pool._seen % 10 == 0:
+                    kept.append((pool._seen, weights(robot.tasks["RL"])))
+
+        robot.run(150, [pool, Look()])
+        assert len(kept) >= 4 and not np.array_equal(kept[-1][1], begun)
+        for n, then in kept[-2:]:
+            assert np.array_equal(weights(robot.tasks[OLD[(n // 10 - 1) % 2]]), then)
+        assert not robot.tasks["old0"].learns and robot.tasks["RL"].learns and "old0" not in robot.buffers
+        assert robot.wrappers["old0"].predictions.counters.rows > 5
+
+
+def test_a_seat_and_an_opponent_are_drawn_for_each_episode():
+    seen = set()
+
+    class Note(Hook):
+        def post_episode(self, agent, interrupted):
+            seen.add((agent.seat, agent.opponent))
+
+    with robot_of() as robot:
+        robot.run(200, Note())
+    assert seen == {(seat, task) for seat in ("player_0", "player_1") for task in ("RL", *OLD)}
+
+
+def test_self_play_goes_on_exactly(tmp_path):
+    results = []
+    for resumed in (False, True):
+        with robot_of(trace=True, n_agents=2) as robot:
+            pool = VersionPool(OLD, every=10)
+            if resumed:
+                robot.load(tmp_path / "mid")
+            else:
+                robot.run(80, pool)
+                robot.save(tmp_path / "mid")
+            robot.run(80, pool)
+            results.append((robot.trace_hash(), pool.ratings(robot)))
+    assert results[0] == results[1] and any(results[0][1].values())
+
+
+def test_self_play_in_worker_processes():
+    pool = VersionPool(OLD, every=10)
+    with robot_of(n_agents=2, driver="processes") as robot:
+        robot.run(120, pool)
+        assert robot.tasks["RL"].learns and not np.array_equal(weights(robot.tasks["old0"]), weights(robot.tasks["old1"]))
+        assert pool.ratings(robot) == {"old0": 0.0, "old1": 0.0}  # who played whom is known to the agents alone
+
+
+def test_what_is_no_pool_is_refused():
+    for options in ({"every": 0}, {"old": ()}):
+        with pytest.raises(ValueError, match="expected at least 1, and the name of a task"):
+            VersionPool(**options)
+    with pytest.raises(ValueError, match="latest is 2; expected a probability"):
+        SelfPlayAgent(latest=2)
+    assert not OldSelf(lambda: None).train
+
+
+def test_metrics_evaluations_and_scores_are_by_player():
+    with robot_of(score="mean_return/player_1") as robot:
+        robot.run(60)
+        metrics = robot.metrics()
+        assert metrics["return/player_0"] == -metrics["return/player_1"] and "return/part_0" not in metrics
+        episodes = robot.evaluate(8)
+        numbers = episodes.numbers()
+        assert numbers["mean_return/player_1"] == episodes.score == episodes.mean_return[1] == np.mean(
+            [returns[1] for returns in episodes.returns])
+        robot.score = "mean_return/white"
+        with pytest.raises(ValueError, match="'mean_return/white', but there is no such player; there are player_0, player_1"):
+            robot.evaluate(2)
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads", "processes"])
+def test_a_stop_condition_looks_at_players_under_every_driver(driver):
+    with robot_of(driver=driver) as robot:
+        robot.run(StopWhenAgent(lambda agent: agent.steps >= 40 and agent.env.turns["player_1"] > 0))
+        assert 40 <= robot.env_steps <= 60
+
+
+def test_one_line_learns_from_all_players():
+    with Robot.of("DQN", kuhn, n_agents=2, warmup=20, hidden=[8]) as robot:
+        robot.run(100)
+        assert isinstance(robot.agents[0], TurnAgent) and robot.tasks["RL"].learns
+
+    def alike():
+        env = leaving(3, 4, box=True)
+        space = env.action_space("p0")
+        env.action_space = lambda agent: space
+        return env
+
+    with Robot.of("PPO", alike, n_agents=2, unroll=8, minibatches=1) as robot:
+        robot.run(40)
+        assert isinstance(robot.agents[0], SimultaneousAgent) and robot.tasks["RL"].learns
+    with pytest.raises(ValueError, match="whose players see or do different things.*Joint"):
+        Robot.of("DQN", partial(leaving, 3, 4))
