@@ -334,6 +334,10 @@ class RunPort(Protocol):
     def recent_returns(self) -> Sequence[Any]: ...
 
     @property
+    def players(self) -> tuple[str, ...]:
+        """Return the names of the environments' players, in the order of returns; () where each has one."""
+
+    @property
     def mode(self) -> str: ...
 
     @property

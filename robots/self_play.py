@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, cast
 
 from parl_like.agents.helper import AgentHelper
 from parl_like.agents.players import TurnAgent
 from parl_like.environment.hooks import Hook
 from parl_like.interfaces import AgentPort, RunPort
+from parl_like.learning.algorithm import Algorithm
 from parl_like.tasks.task import ComputationTask
 
 SPREAD, STEP = 400.0, 32.0
@@ -31,7 +32,7 @@ class OldSelf(ComputationTask):
         rating: Points of Elo above the learning task, whose rating is 0.
     """
 
-    def __init__(self, algorithm: Any) -> None:
+    def __init__(self, algorithm: Callable[[], Algorithm]) -> None:
         super().__init__(algorithm, train=False)
         self.rating = 0.0
 
@@ -77,12 +78,15 @@ class VersionPool(Hook):
             self._keep(agent.robot, self.old[(self._seen // self.every - 1) % len(self.old)])
 
     def _keep(self, robot: RunPort, name: str) -> None:
-        learner: Any = robot.tasks[self.task]
-        kept: Any = robot.tasks[name]
-        kept.sync_from(learner)
+        kept = self._older(robot)[name]
+        kept.sync_from(cast(ComputationTask, robot.tasks[self.task]))
         kept.rating = 0.0
 
-    def _rate(self, agent: Any) -> None:
+    def _older(self, robot: RunPort) -> dict[str, OldSelf]:
+        """Return the tasks of the older selves."""
+        return {name: cast(OldSelf, robot.tasks[name]) for name in self.old}
+
+    def _rate(self, agent: AgentPort) -> None:
         """Move the ratings after a game against an older self. The learning task's own would move by as much in the other
         direction; it stays 0, so all others move with it."""
         opponent, seat = getattr(agent, "opponent", None), getattr(agent, "seat", None)
@@ -92,16 +96,15 @@ class VersionPool(Hook):
         own = returns.pop(seat)
         best = max(returns.values())
         score = 1.0 if own > best else 0.5 if own == best else 0.0
-        tasks: Any = agent.robot.tasks
-        gain = STEP * (score - expected_score(0.0, tasks[opponent].rating))
-        for name in self.old:
-            tasks[name].rating -= gain
-        tasks[opponent].rating -= gain
+        older = self._older(agent.robot)
+        gain = STEP * (score - expected_score(0.0, older[opponent].rating))
+        for one in older.values():
+            one.rating -= gain
+        older[opponent].rating -= gain
 
     def ratings(self, robot: RunPort) -> dict[str, float]:
         """Return the rating of each older self, in points above the learning task."""
-        tasks: Any = robot.tasks
-        return {name: tasks[name].rating for name in self.old}
+        return {name: one.rating for name, one in self._older(robot).items()}
 
 
 class SelfPlayAgent(TurnAgent):
@@ -134,7 +137,8 @@ class SelfPlayAgent(TurnAgent):
         return self.helpers[self.task if player == self.seat else self.opponent, player]
 
 
-def with_older_selves(algorithm: Any, helper: Any, n: int = 4, **options: Any) -> dict[str, ComputationTask]:
+def with_older_selves(algorithm: Callable[[], Algorithm], helper: Callable[[], object], n: int = 4,
+                      **options: Any) -> dict[str, ComputationTask]:
     """Return the tasks of a self-play robot: `RL`, which learns, and `old0` … of its `n` older selves.
 
     Args:

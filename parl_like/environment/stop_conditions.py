@@ -10,6 +10,7 @@ import numpy as np
 
 from parl_like.environment.hooks import Hook
 from parl_like.interfaces import AgentPort, RunPort, UsersRobot
+from parl_like.values.errors import unknown
 from parl_like.values.user_calls import Guarded
 
 
@@ -135,25 +136,36 @@ def numbers(owner: object, returns: list[Any]) -> list[float]:
     """Returns of episodes that can be compared; raises TypeError where they are vectors."""
     if returns and np.ndim(returns[-1]):
         raise TypeError(f"{type(owner).__name__}: returns are vectors of shape {np.shape(returns[-1])}, one number is needed; "
-                        "wrap the environment in parl_like.envs.wrappers.RewardWeights(env, weights), or use StopWhen with a "
-                        "rule of your own")
+                        "wrap the environment in parl_like.envs.wrappers.RewardWeights(env, weights), use StopWhen with a "
+                        "rule of your own, or of several players StopAtReturn(threshold, player=…)")
     return returns
 
 
 class StopAtReturn(StopCondition):
-    """When the mean return of the last `episodes` episodes, 1 to 100, reaches `threshold`."""
+    """When the mean return of the last `episodes` episodes, 1 to 100, reaches `threshold`.
 
-    def __init__(self, threshold: float, episodes: int = 100) -> None:
+    Args:
+        player: Whose return it is, in environments of several players.
+    """
+
+    def __init__(self, threshold: float, episodes: int = 100, player: str | None = None) -> None:
         if not 1 <= episodes <= 100:
             raise ValueError(f"StopAtReturn: episodes is {episodes}; expected 1 to 100, as many as a robot's recent_returns "
                              "keeps")
-        self.threshold, self.episodes = threshold, episodes
+        self.threshold, self.episodes, self.player = threshold, episodes, player
+        self._index = 0
+
+    def begin(self, robot: RunPort) -> None:
+        if self.player is not None and self.player not in robot.players:
+            raise ValueError(f"StopAtReturn: {unknown('player', self.player, robot.players)}")
+        self._index = 0 if self.player is None else robot.players.index(self.player)
 
     def __call__(self, robot: RunPort) -> bool:
-        recent = robot.recent_returns
+        recent = list(robot.recent_returns)[-self.episodes :]
         if len(recent) < self.episodes:
             return False
-        return sum(numbers(self, list(recent)[-self.episodes :])) / self.episodes >= self.threshold
+        values = numbers(self, recent) if self.player is None else [float(returns[self._index]) for returns in recent]
+        return sum(values) / self.episodes >= self.threshold
 
 
 class StopWithoutImprovement(StopCondition):

@@ -135,3 +135,5 @@ class Counted:
     episodes_cut: int = view("statistics.episodes_cut", "Episodes that interruptions have cut off.")
     recent_returns: deque[float | Array] = view("statistics.recent_returns", "Returns of the newest 100 episodes.")
     recent_lengths: deque[int] = view("statistics.recent_lengths", "Lengths of the newest 100 episodes, in steps.")
+    players: tuple[str, ...] = view(
+        "statistics.players", "Names of the environments' players, in the order of returns; () where each has one.")

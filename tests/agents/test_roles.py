@@ -18,9 +18,11 @@ from parl_like.algorithms.actor_critic import A2C
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.evolution import ES
 from parl_like.environment.player_view import PlayerView
+from parl_like.environment.stop_conditions import StopAtReturn
 from parl_like.envs.games import Kuhn, TicTacToe
 from parl_like.learning.explorers import EpsilonGreedy
 from parl_like.models.mlp import MLPQ, MLPActorCritic
+from parl_like.models.recurrent import RecurrentActorCritic
 from parl_like.run.robot import Robot
 from parl_like.tasks.task import ComputationTask
 from parl_like.values.errors import AgentFailed
@@ -436,3 +438,55 @@ def test_an_agent_that_steps_wrongly_is_told():
                               (runners, Turned, "act at once; use reset.. and step.actions.")):
         with Robot(make, tasks={"RL": dqn(make)}, agent=agent) as robot, pytest.raises(AgentFailed, match=says):
             robot.run(10)
+
+
+def test_each_role_has_a_memory_of_its_own(tmp_path):
+    """A recurrent model: the stored memory is zero where a player's episode begins, and its own later."""
+    def make():
+        return aec_of(TicTacToe())
+
+    def robot():
+        task = ComputationTask(lambda: A2C(RecurrentActorCritic(*spaces(make), hidden=(4,), size=3)),
+                               helper=partial(OnPolicyHelper, unroll=200))
+        return Robot(make, tasks={"RL": task}, agent=TurnAgent, trace=True)
+
+    hashes = []
+    for resumed in (False, True):
+        with robot() as run:
+            if resumed:
+                run.load(tmp_path / "mid")
+            else:
+                run.collect(n_step=120)
+                for helper in run.agents[0].helpers.values():
+                    rows = run.buffers["RL"].lane_rows(helper.lanes.start)
+                    begins = np.concatenate([[True], (rows["terminated"] | rows["truncated"])[:-1]])
+                    (state,) = [column for name, column in rows.items() if name.startswith("state")]
+                    assert not state[begins].any() and state[~begins].any(axis=-1).all() and begins.sum() > 5
+                first, second = (run.agents[0].helpers["RL", f"player_{i}"].memory[0] for i in range(2))
+                assert not np.array_equal(first, second)
+                run.save(tmp_path / "mid")
+            run.run(70)
+            hashes.append(run.trace_hash())
+    assert hashes[0] == hashes[1]
+
+
+def test_a_run_stops_at_a_players_return():
+    with Robot(tic_tac_toe, tasks={"RL": dqn(tic_tac_toe)}, agent=TurnAgent, seed=3) as robot:
+        robot.run(StopAtReturn(0.5, 2, player="player_1"))
+        assert [returns[1] for returns in list(robot.recent_returns)[-2:]] in ([0.0, 1.0], [1.0, 0.0], [1.0, 1.0])
+        with pytest.raises(ValueError, match="no player 'white'; there are 'player_0', 'player_1'"):
+            robot.run(StopAtReturn(0.5, player="white"))
+        with pytest.raises(AgentFailed, match="of several players StopAtReturn.threshold, player="):
+            robot.run(StopAtReturn(0.5, 2))
+
+
+@pytest.mark.parametrize("mode, driver", [("async", "cooperative"), ("async", "threads"),
+                                          *[pytest.param(mode, "ray", marks=pytest.mark.slow) for mode in ("sync", "async")],
+                                          pytest.param("async", "processes", marks=pytest.mark.slow)])
+def test_players_learn_without_waiting_and_over_ray(mode, driver):
+    if driver == "ray":
+        pytest.importorskip("ray")
+    for make, agent, kind in KINDS:
+        with Robot(make, tasks={"RL": learning(make, kind)}, agent=agent, n_agents=2, driver=driver, mode=mode) as robot:
+            robot.run(300)
+            assert robot.tasks["RL"].learns >= 2 and np.shape(robot.recent_returns[-1]) == (len(make().possible_agents),)

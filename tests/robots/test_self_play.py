@@ -12,7 +12,9 @@ from parl_like.agents.players import SimultaneousAgent, TurnAgent
 from parl_like.algorithms.dqn import DQN
 from parl_like.environment.player_view import PlayerView
 from parl_like.environment.stop_conditions import StopWhenAgent
-from parl_like.envs.games import Kuhn
+from parl_like.envs.games import GameEnv, Kuhn, TicTacToe, uniform
+from parl_like.learning.explorers import EpsilonGreedy
+from parl_like.learning.schedule import Linear
 from parl_like.models.mlp import MLPQ
 from parl_like.robots.self_play import OldSelf, SelfPlayAgent, VersionPool, expected_score, with_older_selves
 
@@ -154,3 +156,51 @@ def test_one_line_learns_from_all_players():
         assert isinstance(robot.agents[0], SimultaneousAgent) and robot.tasks["RL"].learns
     with pytest.raises(ValueError, match="whose players see or do different things.*Joint"):
         Robot.of("DQN", partial(leaving, 3, 4))
+
+
+def optimal(state, known={}):  # noqa: B006  solved once
+    """The policy that takes any of the best moves of tic-tac-toe with the same probability."""
+    def value(state):
+        if (key := state.key()) not in known:
+            worth = {}
+            for act in state.legal():
+                state.apply(act)
+                worth[act] = state.returns()[0] if state.is_terminal else value(state)[0]
+                state.undo()
+            best = (max if state.player == 0 else min)(worth.values())
+            known[key] = best, [act for act in worth if worth[act] == best]
+        return known[key]
+
+    chances = np.zeros(9)
+    chances[value(state)[1]] = 1 / len(value(state)[1])
+    return chances
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_tic_tac_toe_is_learned_by_self_play(seed):
+    """A win counting 1 and a draw ½, at least 0.95 against random moves; draws against the best moves. Seeds 0 and 1 gave 0.97
+    and 0.96, and draws in 0.88 and 1.0 of the games."""
+    game = TicTacToe()
+    view = PlayerView(aec_of(game), "player_0")
+    helper = partial(OffPolicyHelper, size=20_000, batch_size=128, learn_every=8, warmup=500,
+                     explorer=EpsilonGreedy(Linear(0.4, 0.05, 12_000)))
+    tasks = with_older_selves(lambda: DQN(MLPQ(view.observation_space, view.action_space, hidden=(128, 128)), gamma=1.0,
+                                          lr=Linear(1e-3, 1e-5, 100_000)), helper)
+    with Robot(lambda: aec_of(game), tasks=tasks, agent=SelfPlayAgent, n_agents=8, seed=seed) as robot:
+        robot.run(100_000, VersionPool(every=300))
+
+        def returns(policy, n):
+            out = []
+            for seat in (0, 1):
+                env = GameEnv(game, policy, seat)
+                for i in range(n // 2):
+                    obs, over = env.reset(seed=i)[0], False
+                    while not over:
+                        obs, rew, over, _, _ = env.step(robot.act(obs))
+                    out.append(rew)
+            return np.array(out)
+
+        assert (returns(uniform, 200).mean() + 1) / 2 >= 0.95
+        assert (returns(optimal, 100) == 0).mean() >= 0.85
