@@ -76,9 +76,11 @@ class Ale:
         return float(self.ale.act(self._actions[action]))
 
     def over(self) -> bool:
+        """Return whether the game is over; its frame limit is not asked."""
         return bool(self.ale.game_over(with_truncation=False))
 
     def lives(self) -> int:
+        """Return how many lives are left; 0 in games that know none."""
         return int(self.ale.lives())
 
     def screen(self, out: Array) -> None:
@@ -90,6 +92,7 @@ class Ale:
         return np.frombuffer(self.ale.cloneState(include_rng=True).serialize(), np.uint8).copy()
 
     def restore(self, state: Array) -> None:
+        """Go back to a state, [n] uint8, that `clone` returned; the screen is drawn by the next frame."""
         # An emulator that has not run a frame since its reset goes on differently after a restore (seen in Q*bert).
         self.ale.act(self._actions[0])
         self.ale.restoreState(self._state_of(state.tobytes()))

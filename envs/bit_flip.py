@@ -45,6 +45,7 @@ class BitFlip(gym.Env[Any, Any]):
         return self.observe(), {}
 
     def observe(self) -> Any:
+        """Return the observation, a dict of three arrays [n] float32 of 0 and 1, each newly allocated."""
         return {"observation": self.bits.copy(), "achieved_goal": self.bits.copy(), "desired_goal": self.goal.copy()}
 
     def compute_reward(self, achieved_goal: Array, desired_goal: Array, info: Any = None) -> Any:

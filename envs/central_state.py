@@ -37,8 +37,8 @@ class CentralState:
         self._views = {player: PlayerView(env, player) for player in self.possible_agents}
         self._who = dict(zip(self.possible_agents, np.eye(len(self.possible_agents), dtype=np.float32), strict=True))
         given: Any = getattr(env, "state_space", None)
-        self._told = isinstance(given, gym.spaces.Box)
-        size = int(np.prod(given.shape)) if self._told else sum(gym.spaces.flatdim(view.bare) for view in self._views.values())
+        self._has_own = isinstance(given, gym.spaces.Box)
+        size = int(np.prod(given.shape)) if self._has_own else sum(gym.spaces.flatdim(view.bare) for view in self._views.values())
         self.state_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
         self._spaces = {player: self._space(view) for player, view in self._views.items()}
 
@@ -49,6 +49,7 @@ class CentralState:
 
     @property
     def unwrapped(self) -> Any:
+        """The parallel environment without wrappers."""
         return self.env.unwrapped
 
     def _space(self, view: PlayerView) -> gym.spaces.Dict:
@@ -59,16 +60,20 @@ class CentralState:
         return gym.spaces.Dict(spaces)
 
     def observation_space(self, agent: object) -> gym.spaces.Dict:
+        """Return the space of a player's observations, with the state in it."""
         return self._spaces[agent]
 
     def action_space(self, agent: object) -> gym.Space[Any]:
+        """Return the space of a player's actions, that of the environment."""
         return self._views[agent].action_space  # type: ignore[no-any-return]
 
     def reset(self, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[Any, Any], dict[Any, Any]]:
+        """Begin an episode; return observations and infos, by player."""
         obs, infos = self.env.reset(seed=seed, options=options)
         return self._all(obs, infos, {}), infos
 
     def step(self, actions: Mapping[Any, Any]) -> tuple[dict[Any, Any], Any, Any, Any, Any]:
+        """Take a step; return observations, rewards, terminated, truncated and infos, by player."""
         obs, rewards, terminations, truncations, infos = self.env.step(actions)
         return self._all(obs, infos, terminations), rewards, terminations, truncations, infos
 
@@ -80,7 +85,7 @@ class CentralState:
                 for player, one in seen.items()}
 
     def _state(self, bare: Mapping[Any, Any]) -> Array:
-        if self._told:
+        if self._has_own:
             return np.array(self.env.state(), np.float32).ravel()
         parts = [np.ravel(gym.spaces.flatten(view.bare, bare[player])) if player in bare  # type: ignore[arg-type]
                  else np.zeros(gym.spaces.flatdim(view.bare)) for player, view in self._views.items()]
@@ -91,9 +96,11 @@ class CentralState:
         return self.env.state()  # type: ignore[no-any-return]
 
     def render(self) -> Any:
+        """Return what the environment draws."""
         return self.env.render()
 
     def close(self) -> None:
+        """Close the environment."""
         self.env.close()
 
     def clone_state(self) -> dict[str, Any]:

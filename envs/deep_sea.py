@@ -43,6 +43,7 @@ class DeepSea(gym.Env[Any, Any]):
         return self.observe(), {}
 
     def observe(self) -> Any:
+        """Return the observation, [size²] float32, newly allocated: the cell, one-hot, or zeros after the last row."""
         out = np.zeros((self.size, self.size), np.float32)
         if self.row < self.size:
             out[self.row, self.column] = 1.0

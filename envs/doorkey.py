@@ -65,6 +65,7 @@ class DoorKey(gym.Env[Any, Any]):
         return self.observe(), float(reward), terminated, truncated, info
 
     def observe(self) -> Any:
+        """Return the observation, [17] float32 within [−1, 1], newly allocated."""
         env = self.grid_env
         out = np.zeros(17, np.float32)
         out[env.agent_dir] = 1.0

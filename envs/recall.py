@@ -41,6 +41,7 @@ class Recall(gym.Env[Any, Any]):
         return self.observe(), {}
 
     def observe(self) -> Any:
+        """Return the observation, [cues + 1] float32, newly allocated."""
         out = np.zeros(self.cues + 1, np.float32)
         if self.t == 0:
             out[self.cue] = 1.0

@@ -33,20 +33,25 @@ class TwoStep:
         self._at = 0
 
     def observation_space(self, agent: str) -> gym.Space[Any]:
+        """Return the space of a player's observations, Box [3] float32."""
         return self.state_space
 
     def action_space(self, agent: str) -> gym.Space[Any]:
+        """Return the space of a player's actions, Discrete(2)."""
         return self._act
 
     def state(self) -> Array:
+        """Return the state, [3] float32, newly allocated."""
         seen: Array = np.eye(3, dtype=np.float32)[self._at]
         return seen
 
     def reset(self, seed: int | None = None, options: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
+        """Begin an episode; return observations and infos, by player."""
         self.agents, self._at = list(self.possible_agents), 0
         return self._each(self.state), self._each(dict)
 
     def step(self, actions: Mapping[str, int]) -> tuple[Any, ...]:
+        """Make the moves of both; return observations, rewards, terminated, truncated and infos, by player."""
         first, second = (int(actions[player]) for player in self.possible_agents)
         over, reward = self._at > 0, 0.0
         if over:
@@ -61,6 +66,7 @@ class TwoStep:
 
     @property
     def unwrapped(self) -> TwoStep:
+        """The game itself."""
         return self
 
     def render(self) -> None:

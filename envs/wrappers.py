@@ -123,9 +123,11 @@ class RewardWeights(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
         return obs, float(self.weights @ parts), terminated, truncated, info
 
     def own_state(self) -> dict[str, Any]:
+        """Return the sums of the running episode's rewards, one of each part."""
         return {"sums": self._sums.copy()}
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `own_state` returned."""
         self._sums = state["sums"]
 
 
@@ -307,6 +309,7 @@ class NoisyObservation(gym.ObservationWrapper[Any, Any, Any], RecordConstructorA
         return {"rng": self.unwrapped.np_random.bit_generator.state}
 
     def restore_own(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `own_state` returned."""
         self.unwrapped.np_random.bit_generator.state = state["rng"]
 
 

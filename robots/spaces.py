@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
 import gymnasium as gym
 import msgspec
+import numpy as np
 from gymnasium.vector import VectorEnv
 from msgspec import Meta
 
@@ -25,6 +28,7 @@ from parl_like.lab.yaml_text import ConfigError
 from parl_like.robots.settings import Parts, arguments_of, named
 from parl_like.run.robot import Robot
 from parl_like.tasks.task import ComputationTask
+from parl_like.values.limits import check_array
 from parl_like.values.spec import specs_of
 
 Positive = Annotated[int, Meta(ge=1)]
@@ -170,8 +174,38 @@ def wrapped(id: str, options: Mapping[str, Any], wrappers: Sequence[Callable[[An
     """The environment of an id, in its wrappers."""
     env = factory_of(id)(**options, **more)
     for wrapper in wrappers:
+        check_size(env, wrapper)
         env = wrapper(env)
     return env
+
+
+HOLDS = {"FrameStackObservation": "stack_size", "DelayObservation": "delay", "DiscretizeObservation": "bins",
+         "DiscretizeAction": "bins"}
+"""Wrappers of gymnasium's that hold as many observations, or arrays of their size, as this argument says."""
+DRAWS = {"ResizeObservation": "shape", "AtariPreprocessing": "screen_size"}
+"""Wrappers of gymnasium's that make pictures of this size."""
+
+
+def check_size(env: Any, made: Callable[[Any], Any]) -> None:
+    """Raise ValueError where a wrapper of gymnasium's would hold more than an environment may (`check_array`); nothing has been
+    allocated then. Our own wrappers ask themselves.
+
+    Args:
+        env: The environment that is to be wrapped. made: The wrapper, a `partial` with its arguments.
+    """
+    kind, given = getattr(made, "func", made), getattr(made, "keywords", {})
+    if kind not in (getattr(gym.wrappers, name, None) for name in (*HOLDS, *DRAWS)):
+        return
+    name = {**HOLDS, **DRAWS}[kind.__name__]
+    value = given.get(name, 1)
+    numbers = [n for n in (value if isinstance(value, (list, tuple)) else [value]) if isinstance(n, int)] or [1]
+    said = f"{kind.__name__}: {name} is {value!r:.60}"
+    if kind.__name__ in DRAWS:
+        check_array(said, *(numbers if len(numbers) > 1 else 2 * numbers), 3, dtype=np.uint8)
+    else:
+        with suppress(TypeError):  # texts and the like have no size
+            specs = specs_of(env.observation_space, "obs").values()
+            check_array(said, max(numbers), sum(math.prod(spec.shape) * spec.dtype.itemsize for spec in specs), dtype=np.uint8)
 
 
 def several(one: Callable[..., Any], n: int, **more: Any) -> VectorEnv[Any, Any, Any]:

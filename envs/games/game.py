@@ -161,6 +161,7 @@ class State(ABC):
 
     @property
     def is_terminal(self) -> bool:
+        """Return whether the game is over."""
         return self.player == TERMINAL
 
     def apply(self, action: int) -> None:

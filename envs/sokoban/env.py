@@ -66,6 +66,15 @@ def note_on(levels: Levels, n_boxes: int, kind: str) -> str:
 
 
 def make_boards(n: int, levels: Levels, obs: str, *, n_danger: int, pomdp: bool, max_steps: int, autoreset: int) -> Boards:
+    """Return n games of these levels.
+
+    Args:
+        obs: 'image' or 'planes', see `SokobanEnv`, as are n_danger and pomdp. max_steps: Of an episode.
+        autoreset: 0: games that are over stay so. 1: the next step resets them. 2: the same step does.
+
+    Raises:
+        ValueError: obs is neither.
+    """
     if obs not in OBS:
         raise ValueError(f"Sokoban: obs is {obs!r}; expected 'image' or 'planes'")
     return Boards(n, levels.size, levels.packed, SPRITES, n_danger=n_danger, max_steps=max_steps, autoreset=autoreset,
@@ -73,6 +82,7 @@ def make_boards(n: int, levels: Levels, obs: str, *, n_danger: int, pomdp: bool,
 
 
 def obs_space(boards: Boards, obs: str) -> gym.spaces.Box:
+    """Return the space of one game's observation, uint8: [3, 8·size, 8·size] of an image, [5, size, size] of planes."""
     return gym.spaces.Box(0, 1 if obs == "planes" else 255, boards.obs_shape, np.uint8)
 
 
@@ -88,6 +98,7 @@ def draw_tiles(tiles: Array, render_mode: str | None) -> Any:
 
 
 def check_render_mode(mode: str | None) -> None:
+    """Raise ValueError for a render mode that Sokoban does not have."""
     if mode not in (None, *SokobanEnv.metadata["render_modes"]):
         raise ValueError(f"Sokoban: render_mode is {mode!r}; expected 'ansi', 'rgb_array' or None")
 

@@ -44,9 +44,11 @@ class Set:
 
     @property
     def name(self) -> str:
+        """The name of the file that the set is kept in."""
         return f"{self.size}x{self.size}-{self.n_boxes}-{self.kind}.txt.gz"
 
     def text(self) -> str:
+        """Return all levels as Boxoban writes them: a line with a number, then rows of characters."""
         return "".join(f"; {i}\n{rows}\n" for i, rows in enumerate(self.rows()))
 
     def rows(self) -> Iterator[str]:

@@ -64,9 +64,16 @@ class SokobanSnapshots:
         self._kept = {name: np.zeros((slots, *part.shape[1:]), part.dtype) for name, part in self.sim.clone_state().items()}
 
     def take(self, slots: Array) -> None:
+        """Store the state of environment i in `slots[i]`, [n] int64."""
         self._keep(slots, self.envs.clone_state())
 
     def step(self, parent: Array, child: Array, action: Array) -> tuple[Array, Array, Array]:
+        """Step from the states in slots `parent` [m] by actions [m] int64 of the environment's numbers, and store where that
+        leads in slots `child` [m].
+
+        Returns:
+            Observations [m, ...], rewards [m] float64, whether the episode has ended [m] bool.
+        """
         m = len(parent)
         self.sim.restore_state({name: part[parent] for name, part in self._kept.items()}, np.arange(m))
         self._acts[:m] = action
@@ -79,6 +86,7 @@ class SokobanSnapshots:
             self._kept[name][slots] = part
 
     def close(self) -> None:
+        """Close the environments that planning steps, not the real ones."""
         self.sim.close()
 
 
@@ -99,10 +107,17 @@ class EnvSnapshots:
         self._kept: list[Any] = [None] * slots
 
     def take(self, slots: Array) -> None:
+        """Store the state of environment i in `slots[i]`, [n] int64."""
         for env, slot in zip(self.envs, slots.tolist(), strict=True):
             self._kept[slot] = clone_state(env)
 
     def step(self, parent: Array, child: Array, action: Array) -> tuple[Array, Array, Array]:
+        """Step from the states in slots `parent` [m] by actions [m] int64 of the environment's numbers, and store where that
+        leads in slots `child` [m].
+
+        Returns:
+            Observations [m, ...], rewards [m] float64, whether the episode has ended [m] bool.
+        """
         seen, gained, over = [], [], []
         for old, new, act in zip(parent.tolist(), child.tolist(), action.tolist(), strict=True):
             restore_state(self.sim, self._kept[old])
@@ -114,4 +129,5 @@ class EnvSnapshots:
         return np.stack(seen), np.array(gained), np.array(over)
 
     def close(self) -> None:
+        """Close the environments that planning steps, not the real ones."""
         self.sim.close()

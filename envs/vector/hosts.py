@@ -213,6 +213,7 @@ class Channel:
         self.sock = sock
 
     def send(self, payload: bytes = b"") -> None:
+        """Send one message. Raises OSError: the other end is gone."""
         self.sock.sendall(_SIZE.pack(len(payload)) + payload)
 
     def receive(self, wait: Callable[[], None] = lambda: None) -> bytes:

@@ -80,6 +80,7 @@ class EnvFace:
 
     @property
     def unwrapped(self) -> gym.Env[Any, Any]:
+        """The user's environment without its wrappers."""
         return getattr(self._env, "unwrapped", self._env)
 
     @property
@@ -97,7 +98,8 @@ class EnvFace:
                           observers.keep_info)
 
     def limit(self, steps: int) -> None:
-        """From now on an episode that does not end within so many actions is truncated there."""
+        """From now on an episode that does not end within `steps` actions, at least 1, is truncated there; `cut_short` counts
+        those."""
         step = self._step
 
         def limited(act: object) -> Any:
@@ -118,7 +120,14 @@ class EnvFace:
     def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
         """Starts an episode, or goes on with the one that was `carried` over a checkpoint, where neither seed nor options are
         given. The first reset after a start or an interruption is seeded from the agent's generator,
-        later ones are not seeded, unless a helper says so."""
+        later ones are not seeded, unless a helper says so.
+
+        Returns:
+            Observation, as the environment gives it, but a copy; info, a dict.
+
+        Raises:
+            AgentFailed: the environment raised, or returned no such pair. Interrupted: the run stops.
+        """
         agent = self._agent
         self.end_episode()
         self._resets.look(agent)
@@ -202,7 +211,19 @@ class EnvFace:
         return AgentFailed(f"{self._agent}: its {self._name}{doing}: {type(error).__name__}: {error}{way_out}")
 
     def step(self, act: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
-        """Takes one action."""
+        """Take one action.
+
+        Args:
+            act: Of the action space; the environment gets a copy.
+
+        Returns:
+            Observation, as the environment gives it, but a copy; reward; terminated, truncated; info, a dict.
+
+        Raises:
+            AgentFailed: no episode is running, the action is none of the space, the environment raised, or it returned something
+                else than gymnasium promises. Interrupted: the run stops, or the step was dropped (`Agent.on_bad_value`).
+            SpecError: a bad value cannot be replaced.
+        """
         agent = self._agent
         if agent.signal is not None:
             agent.obey()
@@ -325,6 +346,7 @@ class EnvFace:
 
     @property
     def is_over(self) -> bool:
+        """True where no episode is running: `step` would raise, and `reset` comes next."""
         return self._phase is not RUNNING
 
     @property
@@ -337,6 +359,7 @@ class EnvFace:
         return next_step(obs, rew, terminated, truncated, act, self._agent.index, info)
 
     def close(self) -> None:
+        """Close the environment, and give back the rows that the agent has claimed of tasks."""
         self._agent.claims.owners.clear()
         if hasattr(self._env, "close"):
             self._env.close()

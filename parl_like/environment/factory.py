@@ -229,14 +229,17 @@ class Film(Hook):
 
     @property
     def pictures(self) -> list[Array]:
+        """The pictures that were kept; a new list."""
         return [picture for picture, _ in self._reel.shown]
 
     @property
     def texts(self) -> list[list[str]]:
+        """The lines below each of them; a new list."""
         return [text for _, text in self._reel.shown]
 
     @property
     def rate(self) -> float:
+        """Pictures per second."""
         return self._declared / self._reel.every
 
     def post_act(self, agent: AgentPort) -> None:

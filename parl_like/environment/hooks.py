@@ -41,9 +41,11 @@ class Hook:
     each environment, whose number is `agent.env.env_index`.
     """
 
-    def pre_experiment(self, robot: UsersRobot) -> None: ...
+    def pre_experiment(self, robot: UsersRobot) -> None:
+        """A run of `robot` begins."""
 
-    def pre_episode(self, agent: UsersAgent) -> None: ...
+    def pre_episode(self, agent: UsersAgent) -> None:
+        """The environment of `agent` was reset; `agent.env.last[0]` is the observation."""
 
     def pre_act(self, agent: UsersAgent, act: Any) -> None:
         """`act` is about to be taken."""
@@ -54,7 +56,8 @@ class Hook:
     def post_episode(self, agent: UsersAgent, interrupted: bool) -> None:
         """`agent.env.episode_return` and `.episode_length` are the episode's; `interrupted`: it was cut before its end."""
 
-    def post_experiment(self, robot: UsersRobot) -> None: ...
+    def post_experiment(self, robot: UsersRobot) -> None:
+        """The run has ended, perhaps with an error."""
 
     def __add__(self, other: Hook | list[Hook]) -> list[Hook]:
         """`a + b + c` is the list of the three, in this order."""
@@ -139,6 +142,7 @@ class TraceHash(Hook):
     pre_episode = post_act
 
     def hexdigest(self) -> str:
+        """Return one digest of all agents' chains, 32 hexadecimal digits."""
         return blake2b(b"".join(self.digests[index] for index in sorted(self.digests)), digest_size=16).hexdigest()
 
 

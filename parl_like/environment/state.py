@@ -148,6 +148,7 @@ def hold(value: object) -> Any:
 
 
 def can_hold(value: object) -> bool:
+    """Return whether `hold` takes the value."""
     try:
         hold(value)
     except TypeError:
@@ -156,6 +157,7 @@ def can_hold(value: object) -> bool:
 
 
 def unhold(packed: object) -> Any:
+    """Return what was given to `hold`. Raises ValueError: `packed` is nothing that it returned."""
     from parl_like.learning.saved_state import unpack
 
     return unpack(packed, None, "state of an environment")

@@ -203,9 +203,11 @@ class StopSignal(StopCondition):
     _set = False
 
     def set(self) -> None:
+        """From now on every run ends at once."""
         self._set = True
 
     def clear(self) -> None:
+        """From now on runs go on."""
         self._set = False
 
     def __call__(self, robot: RunPort) -> bool:

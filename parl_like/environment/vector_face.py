@@ -136,7 +136,7 @@ class VectorFace(EnvFace):
         self._final = FinalObservationsCheck(agent) if self._mode is AutoresetMode.SAME_STEP and not kept else None
 
     def limit(self, steps: int) -> None:
-        """As of `EnvFace`; where an episode is cut off, the next one begins with a reset of all."""
+        """As of `EnvFace`, in steps of each environment; where an episode is cut off, the next one begins with a reset of all."""
         self._limit = steps
 
     def n_open(self) -> int:
@@ -189,7 +189,19 @@ class VectorFace(EnvFace):
             call(self._agent, interrupted)
 
     def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
-        """One step of all environments; `obs` is what to act on next, `self.obs_next` what the actions led to."""
+        """Take one step in all environments.
+
+        Args:
+            act: [n, ...] in each part of the action space; the environment gets a copy.
+
+        Returns:
+            What to act on next, [n, ...], while `obs_next` is what the actions led to; rewards, terminated, truncated, [n] each;
+            info, a dict.
+
+        Raises:
+            AgentFailed: there was no reset, an action is none of the space, the environment raised, or it returned something else
+                than gymnasium promises. Interrupted: the run stops.
+        """
         agent = self._agent
         if agent.signal is not None:
             agent.obey()

@@ -148,6 +148,26 @@ def test_an_environment_of_a_run_directory_is_refused_before_it_takes_memory(key
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
 
 
+@pytest.mark.parametrize(("wrapper", "argument", "value"), [
+    ("FrameStackObservation", "stack_size", 20_000_000), ("FrameStackObservation", "stack_size", HUGE),
+    ("DelayObservation", "delay", HUGE), ("DiscretizeObservation", "bins", HUGE),
+    ("ResizeObservation", "shape", [30_000, 30_000]),
+    ("NoisyObservation", "n", HUGE)])
+def test_a_wrapper_of_a_run_directory_is_refused_before_it_takes_memory(wrapper, argument, value, run, tmp_path, capsys,
+                                                                        monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    changed(run, tmp_path / "run", "env", {"id": "CartPole-v1", "wrappers": [wrapper]})
+    tree = load_yaml((tmp_path / "run" / "config.yaml").read_text())
+    tree["robot"]["env"] = {wrapper: {argument: value}}
+    (tmp_path / "run" / "config.yaml").write_text(dump_yaml(tree))
+    capsys.readouterr()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert main(["eval", "run"]) == 2
+    error = capsys.readouterr().err
+    assert f"{wrapper}: {argument} is " in error and "expected at most 64 MiB; lower it" in error
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
+
+
 def test_what_grows_slowly_ends_too(monkeypatch):
     """Many small pieces: none of them is large."""
     monkeypatch.setattr(sizes, "machine_memory", lambda: 200 << 20)
