@@ -23,7 +23,7 @@ from parl_like.lab import config as configs
 from parl_like.lab import foreign
 from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.yaml_text import ConfigError
-from parl_like.values.limits import in_words
+from parl_like.values.limits import TooLarge, in_words
 
 AGENTS_PER_CORE = 8192  # each is Python of its own; building one takes a millisecond
 ENVS_PER_CORE = 8192  # a third of a millisecond each
@@ -89,10 +89,12 @@ def bounded(config: msgspec.Struct, tensors: int | None = None) -> Iterator[None
         with suppress(RuntimeError, AssertionError, ImportError):
             sys.modules["torch"].zeros(1, device=device)
     free, rule = min(int(psutil.virtual_memory().available), machine_memory()), foreign.rule()
-    if rule is None or rule.ran:
-        before, more = _limit(2 * machine_memory()), f"twice the {in_words(machine_memory())} of memory of this machine"
+    own = rule is None or rule.ran
+    most = 2 * machine_memory() if own else free
+    if own:
+        before, more = _limit(most), f"twice the {in_words(machine_memory())} of memory of this machine"
     else:
-        before, more = _limit(free), f"the {in_words(free)} of memory that are free here"
+        before, more = _limit(most), f"the {in_words(free)} of memory that are free here"
     try:
         with _counted(free // 4 if tensors is None else tensors):
             yield
@@ -103,7 +105,10 @@ def bounded(config: msgspec.Struct, tensors: int | None = None) -> Iterator[None
         elif not isinstance(error, MemoryError) and "DefaultCPUAllocator: can't allocate" not in str(error):  # so torch says it
             raise
         tree = {key: value for key, value in configs.to_dict(config).items() if key not in _SPANS}
-        raise ConfigError(f"Config: this robot takes more than {more}{_largest(tree)}") from None
+        largest = f"this robot takes more than {more}{_largest(tree)}"
+        if isinstance(error, TooLarge):
+            largest = f"{error}; {largest}" if error.size > most else str(error)
+        raise ConfigError(f"Config: {largest}") from None
     finally:
         if before is not None:
             _set_limit(before)

@@ -12,8 +12,18 @@ MOST_BYTES = 64 << 20
 arrays, and each agent has one."""
 
 
+class TooLarge(ValueError, MemoryError):
+    """A number makes an array that no environment needs.
+
+    Attributes:
+        size: Bytes of that array.
+    """
+
+    size = 0
+
+
 def check_array(made_by: str, *shape: int, dtype: object = np.float32, lower: str = "it") -> None:
-    """Raise ValueError where an array of this shape has more than `MOST_BYTES`. Nothing is allocated.
+    """Raise TooLarge, a ValueError, where an array of this shape has more than `MOST_BYTES`. Nothing is allocated.
 
     Args:
         made_by: Owner and arguments, with their values, for the message.
@@ -22,8 +32,10 @@ def check_array(made_by: str, *shape: int, dtype: object = np.float32, lower: st
     """
     size = prod(map(int, shape)) * np.dtype(dtype).itemsize  # type: ignore[call-overload]
     if size > MOST_BYTES:
-        raise ValueError(f"{made_by}; that makes arrays {tuple(map(int, shape))} of {in_words(size)} each; expected at most "
+        error = TooLarge(f"{made_by}; that makes arrays {tuple(map(int, shape))} of {in_words(size)} each; expected at most "
                          f"{in_words(MOST_BYTES)}; lower {lower}")
+        error.size = size
+        raise error
 
 
 def in_words(size: int) -> str:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from parl_like.agents.helper import AgentHelper
+from parl_like.agents.row_writer import RowWriter
 from parl_like.envs import atari
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
@@ -38,6 +39,7 @@ def built(request):
         patch.setattr(atari, "Ale", Console)
         for step in ("allocate", "_check_buffer"):  # replay takes gigabytes, of which no row is needed
             patch.setattr(AgentHelper, step, lambda *_: None)
+        patch.setattr(RowWriter, "check_buffer", lambda *_: None)
         experiment = experiments.get(name)
         module = experiment.module()
         with module.build(configs.resolve(module.Config, experiment.config)) as robot:
