@@ -76,6 +76,7 @@ class EnvFace:
 
     @property
     def last(self) -> Any:
+        """The last step: (observation, action, reward, terminated, truncated, info); action None after a reset."""
         return self.last_step
 
     @property

@@ -78,6 +78,7 @@ class PlayersEnv:
 
     @property
     def unwrapped(self) -> Any:
+        """The environment without its wrappers."""
         return getattr(self.env, "unwrapped", self.env)
 
     @property
