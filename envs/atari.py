@@ -228,6 +228,11 @@ class Atari(gym.Env[Any, Any]):
         self._stack: deque[Array] = deque(maxlen=stack)
         self._game = GameProgress(held=self._noop)
 
+    @property
+    def grey(self) -> bool:
+        """True where pictures are luminance alone."""
+        return self._pictures.grey
+
     # ---- one episode
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
