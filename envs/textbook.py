@@ -13,6 +13,7 @@ import numpy as np
 
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.envs.tabular import Outcome, TableEnv
+from parl_like.values.limits import check_array
 from parl_like.values.spec import Array
 
 MAZE = """
@@ -41,6 +42,7 @@ class Maze(TableEnv):
         if len({len(row) for row in rows}) != 1 or set(cells) - set(".#SG") or cells.count("S") != 1 or cells.count("G") != 1:
             raise ValueError(f"Maze: text is {text!r:.80}; expected rows of one length of . # and one S and one G")
         width, n = len(rows[0]), len(cells)
+        check_array(f"Maze: text is {text!r:.20}… with {n} cells", n, 4, n, dtype=np.float64)
         at = np.arange(n)
         y, x = at // width, at % width
         P = np.stack([np.where(inside, at + step, at) for inside, step in (
@@ -66,6 +68,7 @@ class NChain(TableEnv):
                  render_mode: str | None = None) -> None:
         if n < 2 or not 0.0 <= slip <= 1.0:
             raise ValueError(f"NChain: n is {n}, slip {slip}; expected at least 2 states, and a probability")
+        check_array(f"NChain: n is {n}", n, 2, n, dtype=np.float64)
         outcomes = []
         for s in range(n):
             forward = min(s + 1, n - 1), large if s == n - 1 else 0.0, False
@@ -86,6 +89,7 @@ class RiverSwim(TableEnv):
     def __init__(self, n: int = 6, *, render_mode: str | None = None) -> None:
         if n < 2:
             raise ValueError(f"RiverSwim: n is {n}; expected at least 2 states")
+        check_array(f"RiverSwim: n is {n}", n, 2, n, dtype=np.float64)
         P, R = np.zeros((n, 2, n)), np.zeros((n, 2))
         for s in range(n):
             P[s, 0, max(s - 1, 0)] = 1.0
@@ -185,6 +189,7 @@ class Testbed(gym.Env[Any, Any]):
     def __init__(self, problems: int = 2000, arms: int = 10, problems_seed: int = 0) -> None:
         if problems < 1 or arms < 2:
             raise ValueError(f"Testbed: problems is {problems}, arms {arms}; expected at least 1, and 2")
+        check_array(f"Testbed: problems is {problems}, arms {arms}", problems, arms, dtype=np.float64)
         self.means = np.random.default_rng(problems_seed).normal(size=(problems, arms))
         self.best = self.means.argmax(1)
         self.observation_space = gym.spaces.Discrete(problems)

@@ -7,6 +7,7 @@ from functools import partial
 import gymnasium as gym
 import pytest
 
+from parl_like.envs import textbook
 from parl_like.envs.atari import Atari
 from parl_like.envs.bit_flip import BitFlip
 from parl_like.envs.deep_sea import DeepSea
@@ -41,7 +42,8 @@ def numbers_of(kind):
 MAKERS = {DeepSea: DeepSea, Recall: Recall, BitFlip: BitFlip, RandomWalk: RandomWalk, SokobanEnv: SokobanEnv,
           Atari: partial(Atari, Screen()), Tree: partial(Tree, **{"n": 1, "n_actions": 4, "K": 20}),
           Discretize: partial(Discretize, gym.make("Pendulum-v1")), ActionRepeat: partial(ActionRepeat, gym.make("Pendulum-v1")),
-          NoisyObservation: partial(NoisyObservation, gym.make("Pendulum-v1"))}
+          NoisyObservation: partial(NoisyObservation, gym.make("Pendulum-v1")),
+          **{kind: kind for kind in (textbook.NChain, textbook.RiverSwim, textbook.Testbed)}}
 
 
 def peak_of(make):
