@@ -30,7 +30,7 @@ and of [marks](marks.md). `parl-like train NAME` trains an experiment; the argum
 (`parl-like train sac-pendulum SAC.alpha=0.1 hidden=[256,256]`). Scores are medians, over all seeds, of the
 evaluation after training. Where there is no mark, a link leads to the page with the results."""
 
-ROBOTS = {"DynamicsLearner": ["auxiliary"], "WorldModel": ["thinker", "thinker_shared"], "PPO": ["hierarchy"]}
+ROBOTS = {"BC": ["nfsp"], "DynamicsLearner": ["auxiliary"], "WorldModel": ["thinker", "thinker_shared"], "PPO": ["hierarchy"]}
 """Class → the robots of several tasks that it is part of, where these have other names."""
 
 
@@ -119,7 +119,7 @@ def trained() -> dict[str, list[str]]:
     for key, trained in experiments_of().items():
         for name in trained:
             seen = found[name]
-            pages = [page for page in ("robots.md", "thinker.md", "thinker-published.md")
+            pages = [page for page in ("robots.md", "games.md", "thinker.md", "thinker-published.md")
                      if f"`{name}`" in (PAGE.parent / page).read_text(encoding="utf-8")]
             told = (f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} steps, {len(seen)} seeds" if seen
                     else f": see [{pages[0]}]({pages[0]})" if pages else "")

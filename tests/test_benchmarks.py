@@ -32,6 +32,7 @@ def ours(monkeypatch):
     ("returns", ["--rounds", "1", "--scale", "0.01"]),
     ("envs", ["--rounds", "1", "--scale", "0.01"]),
     ("tabular", ["--rounds", "1", "--scale", "0.01"]),
+    ("games", ["--scale", "0.02"]),
     ("thinker", ["--rounds", "1", "--scale", "0.05", "--net", "small", "--threads", "1"]),
     pytest.param("thinker_hours", ["--set", "n_agents=1", "--set", "env_n=1", "--set", "model_batch_size=2",
                                    "--set", "actor_unroll_len=41"], marks=pytest.mark.slow),
@@ -45,6 +46,8 @@ def ours(monkeypatch):
     ("learning", ["--seeds", "2", "--scale", "0.0052", "--episodes", "1", "--points", "2", "--case", "sac pendulum"]),
 ])
 def test_json_out(name, argv, capsys):
+    if name == "games":
+        pytest.importorskip("pyspiel")
     assert importlib.import_module(f"benchmarks.{name}").main([*argv, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
     assert result["bench"] == name.replace("_", "-") and result["machine"]["cores"]
@@ -56,6 +59,13 @@ def test_json_out(name, argv, capsys):
         assert set(result["cases"]) == names and result["cases"]["insert 1 row"]["ratios"]["push vs dict of arrays"] > 0
         assert result["atari_bytes_per_row"] < 7_200 * 1.1  # of a small buffer; a large one is measured by the command
         assert result["prioritised_growth"] > 0
+    elif name == "games":
+        cases = result["cases"]
+        for case in ("CFR kuhn", "CFRPlus kuhn", "CFR leduc", "CFRPlus leduc"):
+            gains = {who: [*one["nash_conv"].values()] for who, one in cases[case].items()}
+            assert gains["ours"][:len(gains["Python"])] == pytest.approx(gains["Python"]) and gains["ours"] == pytest.approx(
+                gains["C++"]), "the same policies"
+        assert {"external sampling kuhn", "outcome sampling kuhn", "nash_conv leduc"} <= cases.keys()
     elif name == "returns":
         assert set(result["cases"]) == {f"{kind} {shape}" for kind in ("gae", "vtrace") for shape in ("[128, 64]", "[20, 256]")}
         assert all(case["ratios"]["vs numpy"] > 0 for case in result["cases"].values())

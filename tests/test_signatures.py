@@ -84,6 +84,7 @@ BY_POSITION = {
     "parl_like/agents/helper.py store": "one row, in the order of its columns, once for each step; documented so",
     "parl_like/agents/population.py store": "as the helper's",
     "parl_like/agents/online.py store": "as the helper's",
+    "parl_like/agents/reservoir.py store": "as the helper's",
     "parl_like/agents/offline.py store": "as the helper's",
     "parl_like/agents/row_writer.py store": "as the helper's",
     "parl_like/agents/online.py _learn_row": "one row, once for each step",

@@ -6,11 +6,12 @@ value; `minimax` solves games that hide nothing. `game_tree` has a game as array
 
 from parl_like.algorithms.games.best_response import best_response, expected_returns, exploitability, nash_conv
 from parl_like.algorithms.games.cfr import CFR, CFRPlus
+from parl_like.algorithms.games.deep_cfr import DeepCFR
 from parl_like.algorithms.games.exploitability_descent import ExploitabilityDescent
 from parl_like.algorithms.games.fictitious_play import FictitiousPlay
 from parl_like.algorithms.games.mccfr import ExternalSampling, OutcomeSampling
 from parl_like.algorithms.games.minimax import alpha_beta, minimax
 from parl_like.algorithms.games.sequence_form import game_value
 
-__all__ = ["CFR", "CFRPlus", "ExploitabilityDescent", "ExternalSampling", "FictitiousPlay", "OutcomeSampling", "alpha_beta",
-           "best_response", "expected_returns", "exploitability", "game_value", "minimax", "nash_conv"]
+__all__ = ["CFR", "CFRPlus", "DeepCFR", "ExploitabilityDescent", "ExternalSampling", "FictitiousPlay", "OutcomeSampling",
+           "alpha_beta", "best_response", "expected_returns", "exploitability", "game_value", "minimax", "nash_conv"]

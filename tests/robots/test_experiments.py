@@ -54,7 +54,7 @@ def off_policy(name):
     """Of those that learn from a buffer: few rows of it, and the run as short as that allows."""
     experiment = experiments.get(name)
     defaults = single.DEFAULTS.get(experiment.config.get("algorithm"), {}) if experiment.robot == "single" else {}
-    two = {"auxiliary": ["RL.", "auxiliary."], "mbpo": ["RL.", "model."]}
+    two = {"auxiliary": ["RL.", "auxiliary."], "mbpo": ["RL.", "model."], "nfsp": ["best."]}
     tasks = two.get(experiment.robot, [""] * (defaults.get("helper") == "OffPolicyHelper"))
     few = {f"{task}OffPolicyHelper.{key}": value for task in tasks for key, value in (("warmup", 64), ("batch_size", 32))}
     often = {"mbpo": "RL.OffPolicyHelper.updates", "single": "OffPolicyHelper.updates"}.get(experiment.robot, "")
@@ -75,6 +75,9 @@ def in_pieces(name):
 
 def short(name):
     """Overrides for a run of seconds, in which all learn."""
+    if experiments.get(name).robot == "nfsp":
+        average = {f"average.ReservoirHelper.{key}": 8 for key in ("warmup", "batch_size")}
+        return {"n_agents": 4, **off_policy(name), **average, "eta": 0.5, "total_steps": 640}
     if name.startswith("thinker-atari"):
         pytest.importorskip("ale_py")
     if experiments.get(name).robot != "thinker":
@@ -89,7 +92,7 @@ def short(name):
 # One for each robot, kind of helper and kind of state that a run goes on with; members have tests of their own, too.
 OFTEN = {"dqn-cartpole", "ppo-cartpole", "ppo-recall", "es-cartpole", "reinforce-cartpole", "qlearning-frozenlake",
          "sac-pendulum", "impala-cartpole", "auxiliary-cartpole", "hierarchy-doorkey", "mbpo-pendulum", "r2d2-recall",
-         "her-bitflip", "bootstrapped-deepsea", "trpo-pendulum", "raw-sokoban-mini", "thinker-sokoban-mini"}
+         "her-bitflip", "bootstrapped-deepsea", "trpo-pendulum", "nfsp-kuhn", "raw-sokoban-mini", "thinker-sokoban-mini"}
 
 
 @pytest.mark.parametrize("name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])
