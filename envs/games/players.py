@@ -41,7 +41,8 @@ class GameAEC(AECEnv):  # type: ignore[misc]  # PettingZoo may not be there
     def __init__(self, game: Game, *, render_mode: str | None = None) -> None:
         import_module("pettingzoo")  # whose absence says what to install
         super().__init__()
-        game.traits.require("GameAEC", dynamics="sequential", styles=("tensor",))
+        game.traits.require("GameAEC (of a game of simultaneous moves take TurnBased(game))", dynamics="sequential",
+                            styles=("tensor",))
         if render_mode not in (None, "ansi"):
             raise ValueError(f"GameAEC: render_mode is {render_mode!r}; expected 'ansi' or None")
         self.game, self.traits, self.render_mode = game, game.traits, render_mode

@@ -8,11 +8,12 @@ import pytest
 from aec_fakes import aec_of, leaving
 
 from parl_like.environment.state import clone_state, restore_state
-from parl_like.envs.games import Kuhn, Leduc, TicTacToe
+from parl_like.envs.games import ConnectFour, Kuhn, Leduc, RockPaperScissors, TicTacToe, TurnBased
 from parl_like.envs.joint import Joint
 from parl_like.envs.pettingzoo import AECPlayer
 
-GAMES = {"tic-tac-toe": TicTacToe, "kuhn": Kuhn, "kuhn4": lambda: Kuhn(4), "leduc": Leduc}
+GAMES = {"tic-tac-toe": TicTacToe, "kuhn": Kuhn, "kuhn4": lambda: Kuhn(4), "leduc": Leduc,
+         "connect-four": ConnectFour, "rock-paper-scissors": lambda: TurnBased(RockPaperScissors())}
 each_game = pytest.mark.parametrize("game", GAMES.values(), ids=GAMES)
 
 
@@ -59,6 +60,11 @@ def test_a_game_goes_on_from_a_cloned_state_as_it_would_have(game):
         expected = play(env, acts)
         other.restore_state(state)
         assert play(other, acts) == expected
+
+
+def test_a_game_of_simultaneous_moves_is_led_to_its_turns():
+    with pytest.raises(ValueError, match=r"take TurnBased\(game\).* cannot play this game: it needs dynamics 'sequential'"):
+        aec_of(RockPaperScissors())
 
 
 def test_a_state_of_another_game_is_refused():
