@@ -11,7 +11,7 @@ from parl_like.algorithms.branching import BDQ
 from parl_like.algorithms.c51 import C51, Rainbow
 from parl_like.algorithms.crossq import CrossQ
 from parl_like.algorithms.ddpg import DDPG, TD3
-from parl_like.algorithms.dqn import DQN
+from parl_like.algorithms.dqn import DQN, BasicDQN
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.evolution import ARS, CEM, ES
 from parl_like.algorithms.impala import IMPALA, Stream
@@ -45,7 +45,8 @@ from parl_like.algorithms.world_model import WorldModel
 __all__ = [
     "A2C", "APPO", "ARS", "BC", "BDQ", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MADDPG", "MAPPO", "MBPO",
     "MDQN", "MPO", "NPG", "OAC", "PPG", "PPO", "PSRL", "QMIX", "QRDQN", "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC",
-    "SARSA", "TD", "TD3", "TQC", "TRPO", "VDN", "VMPO", "ActorCritic", "BootstrappedDQN", "CrossQ", "DoubleQLearning", "DroQ",
+    "SARSA", "TD", "TD3", "TQC", "TRPO", "VDN", "VMPO", "ActorCritic", "BasicDQN", "BootstrappedDQN", "CrossQ",
+    "DoubleQLearning", "DroQ",
     "DynaQ", "DynamicsLearner", "EnsembleLearner", "EpsilonGreedyBandit", "ExpectedSARSA", "GradientBandit", "MonteCarlo",
     "MonteCarloPrediction", "NStepQ", "NStepTD", "PrioritizedSweeping", "QLambda", "QLearning", "Rainbow", "SARSALambda",
     "Stream", "ThompsonBandit", "UCBBandit", "WorldModel",

@@ -126,3 +126,33 @@ class DQN(Algorithm):
 
     def post_process(self, batch: Batch) -> None:
         self.update_target(self.target, tau=self.tau, period=self.target_period if self.tau is None else 1)
+
+
+class BasicDQN(DQN):
+    """y = Σ_{k<m} γᵏ r_{t+k} + γᵐ (1 − terminated) · max Q(s', ·),   loss = huber(y − Q(s, a)), and y moves as well.
+
+    Q-learning with a network and a buffer, and nothing else: without a target copy. The gradient goes through both values, a
+    residual gradient (Baird 1995), as in the BasicDQN of ReinforcementLearning.jl: there, and with its small buffer, one that
+    leaves y where it is grows without bounds. In random environments its values are biased (Sutton & Barto 2018, 11.5); so
+    prefer `DQN` to it.
+
+    Args:
+        model: Offers `q(obs) -> [N, A]`.
+        adam_eps: Adam's ε, 10⁻⁸ as there.
+        The others: As for `DQN`.
+    """
+
+    def __init__(
+        self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, epsilon: float | Schedule = 0.1,
+        lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0, adam_eps: float = 1e-8,
+    ) -> None:
+        super().__init__(model, gamma=gamma, n_step=n_step, target_period=0, double=False, epsilon=epsilon, lr=lr,
+                         max_grad_norm=max_grad_norm, adam_eps=adam_eps)
+
+    def process(self, batch: Batch) -> Batch:
+        return batch
+
+    def learn(self, batch: Batch) -> Mapping[str, Any]:
+        rew, discount = self.begin(batch)
+        batch.target = rew + discount * self.model.q(batch.obs_next).amax(1)
+        return super().learn(batch)

@@ -49,6 +49,10 @@ def values_of(name: str, mlp: str = "MLPQ", conv: str = "ConvQ", **more: Any) ->
 
 DEFAULTS: dict[str, dict[str, Any]] = {
     "DQN": values_of("DQN"),
+    "BasicDQN": {"models": ("MLPQ", "ConvQ"), "helper": "OffPolicyHelper", "total_steps": 10_000, "n_agents": 1,
+                 "MLPQ.hidden": [128, 128], "OffPolicyHelper.size": 1_000, "OffPolicyHelper.batch_size": 32,
+                 "OffPolicyHelper.learn_every": 1, "OffPolicyHelper.warmup": 100,
+                 "BasicDQN.epsilon": {"start": 1.0, "end": 0.01, "decay": 500}},
     "MDQN": values_of("MDQN"),
     "C51": values_of("C51", "MLPCategoricalQ", "ConvCategoricalQ"),
     "QRDQN": {**values_of("QRDQN"), "MLPQ.heads": 25, "ConvQ.heads": 200},

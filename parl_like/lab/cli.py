@@ -14,6 +14,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
+import parl_like
 from parl_like.lab import config, experiment, text, user_experiments, yaml_text
 from parl_like.lab.yaml_text import UsageError
 from parl_like.values.errors import shortened, unknown, without_trace
@@ -24,8 +25,8 @@ RUNS_DIR = "runs"  # where `train` makes run directories
 MAX_LINE, MAX_CELL = text.LONGEST - 200, 400  # characters of an error, and of what one cell of a table shows
 _ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
 _EXTRAS = {"plot": "matplotlib", "tb": "tensorboard", "grid": "minigrid", "minigrid": "minigrid", "atari": "ale_py",
-           "mujoco": "mujoco", "box2d": "Box2D", "dm-control": "shimmy", "pettingzoo": "pettingzoo", "games": "pyspiel",
-           "hdf5": "h5py", "minari": "minari", "ray": "ray", "peers": "stable_baselines3"}
+           "mujoco": "mujoco", "box2d": "Box2D", "dm-control": "shimmy", "pettingzoo": "pettingzoo", "mpe": "mpe2",
+           "games": "pyspiel", "hdf5": "h5py", "minari": "minari", "ray": "ray", "peers": "stable_baselines3"}
 """Extra → a module that it brings."""
 
 EPILOG = """Exit codes: 0 done, 1 error, 2 bad usage or configuration, 3 stopped by a signal after a clean save,
@@ -333,7 +334,8 @@ def _checkpoint(default: str, more: str = "") -> Option:
     return _option("--checkpoint", f"{more}latest, best, or a step; default: {default}", default=default, metavar="WHICH")
 
 
-RUN, RUNS = _option("run", metavar="RUN"), _option("runs", nargs="+", metavar="RUN")
+RUN = _option("run", "run directory, as `parl-like list` shows them", metavar="RUN")
+RUNS = _option("runs", "run directories, of one or several experiments", nargs="+", metavar="RUN")
 AGAIN = _words("what names a module, given again (env=module:Id); another eval_score=")
 BEST = _option("--best", "the same as --checkpoint best", dest="checkpoint", action="store_const", const="best")
 EXACT = _option("--exact", "the same as --checkpoint exact: the newest of the schedule; what came after it is done again, and "
@@ -368,12 +370,13 @@ VERBS = (
     )),
     Verb("eval", "evaluate a trained run without exploration", _eval, (
         RUN, AGAIN,
-        _option("--episodes", AFTER, type=_whole(1), default=0, metavar="N"),
-        _option("--seed", AFTER, type=_whole(0), metavar="N"), _checkpoint("latest"), BEST, SOURCE,
+        _option("--episodes", f"how many; {AFTER}", type=_whole(1), default=0, metavar="N"),
+        _option("--seed", f"of the environments; {AFTER}", type=_whole(0), metavar="N"), _checkpoint("latest"), BEST, SOURCE,
     )),
     Verb("play", "record episodes of a trained run as GIF files; of a planning robot also its plans", _play, (
         RUN, AGAIN,
-        _option("--episodes", type=_whole(1), default=1, metavar="N"), _option("--seed", type=_whole(0), metavar="N"),
+        _option("--episodes", "how many, each in a file (default: 1)", type=_whole(1), default=1, metavar="N"),
+        _option("--seed", "of the environment (default: the run's)", type=_whole(0), metavar="N"),
         _option("--steps", "stop after so many env steps (default: at the end)", type=_whole(1), default=0, metavar="N"),
         _checkpoint("latest"), BEST, SOURCE,
     )),
@@ -402,7 +405,7 @@ VERBS = (
         _option("--runs", "where the run directories are (default: runs/marks)", default="runs/marks", metavar="DIR"),
     )),
     Verb("bench", "run a benchmark of the repository; without a name: list them", _bench, (
-        _option("name", nargs="?", metavar="NAME"),
+        _option("name", "a file of benchmarks/", nargs="?", metavar="NAME"),
         _option("rest", "passed on to the benchmark", nargs=argparse.REMAINDER, metavar="args"),
     )),
     Verb("verify", "check every checkpoint of a run against its checksums", _verify, (RUN,)),
@@ -417,6 +420,8 @@ def _parser() -> _Parser:
                         help="show the whole traceback of an error, as PARL_LIKE_TRACEBACK=1 does")
     parser = _Parser(prog="parl-like", description="Train robots made of computation tasks that many agents share.",
                      epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--version", action="version", version=f"parl-like {parl_like.__version__}",
+                        help="show the version and exit")
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
     for verb in VERBS:
         one = verbs.add_parser(verb.name, parents=[common], help=verb.help, description=verb.help)
@@ -427,7 +432,11 @@ def _parser() -> _Parser:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
-    parser = _parser()
+    parser, verbs = _parser(), [verb.name for verb in VERBS]
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    if words and not words[0].startswith("-") and words[0] not in verbs:
+        parser.error(unknown("verb", words[0], verbs))
     # argparse cannot take key=value words from behind an option, so they are taken out beforehand.
     split = bool(words) and words[0] in ("train", "resume", "eval", "play", "marks")
     assignments = [word for word in words if split and _ASSIGNMENT.match(word)]

@@ -56,7 +56,7 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys(("backtracks", "blocks", "burn_in", "decoder_depth", "drop", "generation", "max_queued", "max_skips",
                      "planning_steps", "random_steps", "renorm_after", "target_period", "warmup"), COUNT_OR_0),
     **dict.fromkeys(("gamma", "lam", "tau", "epsilon", "share", "real", "beta"), SHARE),
-    **dict.fromkeys(("dropout", "beta1"), PART),
+    **dict.fromkeys(("dropout", "beta1", "correlation"), PART),
     **dict.fromkeys(("elite", "top"), PORTION),
     **dict.fromkeys(("adam_eps", "temperature", "adaptive_kl", "clip", "dt", "max_grad_norm", "value_clip",
                      "norm_floor", "reward_clip", "value_bound"), POSITIVE),
@@ -66,7 +66,6 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys(("c_bar", "rho_bar"), WEIGHT),  # with ∞ nothing is cut
     **dict.fromkeys(("channels", "critic_hidden", "features", "halved_widths", "hidden", "nodes", "vp_channels",
                      "widths"), LAYER),
-    "correlation": Range(-1, 1, below=False),
     "dual_clip": Range(1, LARGEST, above=True),
     "max_wait": WEIGHT,
     "seed": Range(0),

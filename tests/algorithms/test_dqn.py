@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parl_like import ComputationTask
-from parl_like.algorithms import DQN
+from parl_like.algorithms import DQN, BasicDQN
 from parl_like.learning.model import Model
 from parl_like.models import MLPQ
 from parl_like.values.batch import Batch
@@ -165,3 +165,33 @@ def test_the_target_is_in_test_mode_while_the_network_learns():
         means.append(algorithm.target.norm.running_mean.clone())
     assert torch.equal(means[0], means[1]) and torch.equal(means[2], algorithm.model.norm.running_mean)
     assert not torch.equal(means[1], means[2])
+
+
+def test_the_residual_gradient_of_basic_dqn_by_hand():
+    """One row, q(0, 1) = 0.3, max q(2, ·) = q(2, 2) = 0.5, r = 1, γ = 0.9: y = 1.45, error 1.15, Huber's slope 1. The value of
+    the action rises by it, and the target's falls by γ times it."""
+    algorithm = BasicDQN(Table(), gamma=0.9)
+    with torch.no_grad():
+        algorithm.model.table.copy_(torch.tensor([[0.0, 0.3, 0.0], [0.0, 0.0, 0.0], [-1.0, 0.4, 0.5], [0, 0, 0], [0, 0, 0]]))
+    row = Batch({"obs": torch.tensor([0]), "act": torch.tensor([1]), "rew": torch.tensor([1.0]), "obs_next": torch.tensor([2]),
+                 "terminated": torch.tensor([False]), "truncated": torch.tensor([True])})
+    loss = algorithm.learn(algorithm.process(row))["loss"]
+    loss.backward()
+    assert float(loss.detach()) == pytest.approx(1.15 - 0.5)
+    expected = np.zeros((STATES, ACTIONS))
+    expected[0, 1], expected[2, 2] = -1.0, 0.9
+    np.testing.assert_allclose(algorithm.model.table.grad.numpy(), expected, rtol=1e-6)
+
+
+def test_basic_dqn_is_dqn_where_every_episode_ends():
+    """And not where it goes on."""
+    def learned(kind, ends, **options):
+        task = ComputationTask(kind(Table(), gamma=0.9, adam_eps=1e-8, **options))
+        for seed in range(20):
+            rows = {name: value.numpy() for name, value in rows_of(seed=seed).items()}
+            task.learn(rows | {"terminated": np.full(8, ends)})
+        return task.algorithm.model.table.detach().numpy()
+
+    plain = {"target_period": 0, "double": False}
+    np.testing.assert_array_equal(learned(BasicDQN, True), learned(DQN, True, **plain))
+    assert np.abs(learned(BasicDQN, False) - learned(DQN, False, **plain)).max() > 0.01

@@ -80,10 +80,8 @@ def arguments(kind):
     return {name: one.default for name, one in inspect.signature(kind).parameters.items() if one.kind is one.KEYWORD_ONLY}
 
 
-@cache
-def recorded(name):
-    """What builds the algorithm, and the rows of its first updates."""
-    kind = getattr(algorithms, name)
+def world_of(name):
+    """An environment that the member can learn in."""
     helper = DEFAULTS[name]["helper"]
     act = gym.spaces.MultiDiscrete([2, 3]) if name in ("BDQ", "VDN", "QMIX") else gym.spaces.Discrete(3)
     if name == "MADDPG":
@@ -92,7 +90,13 @@ def recorded(name):
         act = gym.spaces.Box(-2, 2, (2,), np.float32)
     team = DEFAULTS[name]["models"][0].startswith(("MLPTeam", "MLPCentral"))
     table = DEFAULTS[name]["models"][0] in ("QTable", "VTable")
-    env = partial(World, act, TEAM if team else gym.spaces.Discrete(5) if table else NUMBERS)
+    return partial(World, act, TEAM if team else gym.spaces.Discrete(5) if table else NUMBERS)
+
+
+@cache
+def recorded(name):
+    """What builds the algorithm, and the rows of its first updates."""
+    kind, helper, env = getattr(algorithms, name), DEFAULTS[name]["helper"], world_of(name)
     if helper == "OnlineHelper":
         rng = np.random.default_rng(0)
         rows = [{"obs": rng.integers(5, size=4), "act": rng.integers(3, size=4), "rew": rng.normal(size=4), "obs_next":

@@ -139,7 +139,7 @@ def test_exit_codes_of_a_stop_and_of_a_failure(command, monkeypatch):
     ("resume nowhere", "nowhere is no run directory (it has no run.json); `parl-like list` shows the runs"),
     ("eval nowhere --episodes 0", "argument --episodes: expected a whole number from 1, got '0'; see `parl-like eval --help`"),
     ("train", "the following arguments are required: EXPERIMENT; see `parl-like train --help`"),
-    ("trian fake", "argument VERB: invalid choice: 'trian'"),
+    ("trian fake", "no verb 'trian'; did you mean 'train'?"),
     ("train fake --steps 3", "unrecognized arguments: --steps 3; configuration is written key=value, e.g. total_steps=2000"),
     ("train fake --env X --reward_clip -1", "e.g. total_steps=2000; here: env=X reward_clip=-1; see `parl-like --help`"),
     ("train fake --env=X seed=3 --drc", "unrecognized arguments: --env=X --drc; configuration is written key=value, e.g. "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -10,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.values.ranges import setting_of
 from parl_like.values.spec import Array, Spec
 from parl_like.values.user_calls import Guarded
 
@@ -50,11 +52,17 @@ class Explorer(Guarded):
 
     def __setattr__(self, name: str, value: object) -> None:
         if self._drawn is not None and name != "memory":
-            if name in self.settings:
+            if why := self.refuses(name, value) or ("" if name in vars(self) else _built_of(type(self)).get(name, "")):
                 raise AttributeError(f"{type(self).__name__}.{name} cannot be assigned once its helper has joined the task, "
-                                     "whose agents explore in one batch; build the helpers with explorer=")
+                                     f"{why}; build the helpers with explorer=")
+            if (known := setting_of(type(self), name)) is not None:
+                known.check(type(self).__name__, value)
             self._drawn.forget()
         object.__setattr__(self, name, value)
+
+    def refuses(self, name: str, value: object) -> str:
+        """Return why an attribute cannot be assigned once the helper has joined its task; empty: it can."""
+        return "whose agents explore in one batch" if name in self.settings else ""
 
     def begin(self, rng: np.random.Generator, n: int) -> Array:
         """The `memory` [n, *shape] with which n episodes begin; asked of explorers with `kept`."""
@@ -83,6 +91,11 @@ class Explorer(Guarded):
     def kind(self) -> tuple[object, ...]:
         """Two explorers with equal kinds may serve one batch."""
         return (type(self), *(getattr(self, name) for name in self.settings))
+
+
+def _built_of(kind: type) -> Mapping[str, str]:
+    """Return the constructor's arguments, which say nothing where they were not kept."""
+    return dict.fromkeys(inspect.signature(kind).parameters, "for it went into what was built, and is read no more")
 
 
 def read(out: Mapping[str, Array], name: str, explorer: Explorer) -> Array:

@@ -65,6 +65,11 @@ class SquashedGaussian(Gaussian):
         if correlation:
             self.kept = self.noise
 
+    def refuses(self, name: str, value: object) -> str:
+        if name == "correlation" and self.kept is None:
+            return "with noise that remembers nothing"
+        return super().refuses(name, value)
+
     def begin(self, rng: np.random.Generator, n: int) -> Array:
         return super().draw(rng, 0, n)
 

@@ -27,6 +27,9 @@ class Candidates(Explorer):
     def __init__(self, best: Explorer) -> None:
         self.best = best
 
+    def refuses(self, name: str, value: object) -> str:
+        return "whose candidates are of one policy" if name == "best" else super().refuses(name, value)
+
     def begin(self, rng: np.random.Generator, n: int) -> Array:
         return np.full(n, -1)
 

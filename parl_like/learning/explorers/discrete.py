@@ -62,6 +62,12 @@ class EpsilonGreedy(Explorer):
         if several:
             self.kept = Spec("epsilon", (), np.dtype(np.float64))
 
+    def refuses(self, name: str, value: object) -> str:
+        several = isinstance(value, (Sequence, np.ndarray)) and not isinstance(value, str)
+        if name == "epsilon" and (self.kept is not None or several):
+            return "for only an explorer that was built so draws one of several numbers in each episode"
+        return super().refuses(name, value)
+
     def begin(self, rng: np.random.Generator, n: int) -> Array:
         return rng.choice(np.array(self.epsilon, np.float64), n)
 
@@ -302,6 +308,9 @@ class BootstrappedHeads(Explorer):
         if n < 1:
             raise ValueError(f"BootstrappedHeads: n is {n}; expected at least 1 head")
         self.n = n
+
+    def refuses(self, name: str, value: object) -> str:
+        return "whose networks have so many heads" if name == "n" else super().refuses(name, value)
 
     def begin(self, rng: np.random.Generator, n: int) -> Array:
         return rng.integers(self.n, size=n)

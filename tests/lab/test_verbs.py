@@ -1,0 +1,73 @@
+"""The verbs of `parl-like`: what docs/commands.md says of them is what their help says, and typical mistakes are told with the
+way out."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+import parl_like
+from parl_like.lab import cli
+
+pytestmark = pytest.mark.checkout
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "docs" / "commands.md").read_text(encoding="utf-8")
+ROWS = re.findall(r"^\| `(\w+)` \|(.*)\|(.*)\|$", PAGE, re.MULTILINE)
+VERBS = {verb.name: verb for verb in cli.VERBS}
+COMMON = {"--help", "--json", "--traceback", "--debug", "--version"}
+
+
+def written(name, how):
+    """An argument as the table has it."""
+    meta, many = how.get("metavar"), how.get("nargs")
+    if name.startswith("--"):
+        return f"`{name}{f' {meta}' if meta else ''}`"
+    return {"*": f"[{meta} …]", "+": f"{meta} …", "?": f"[{meta}]", None: meta}.get(many, f"[{meta} …]")
+
+
+def test_the_table_has_every_verb_word_and_option_and_no_other():
+    assert [name for name, *_ in ROWS] == list(VERBS)
+    for name, words, options in ROWS:
+        told = [written(*one) for one in VERBS[name].options]
+        assert [one for one in told if not one.startswith("`--")] == re.findall(r"\[[^\]]+\]|\w+(?: …)?", words), name
+        assert sorted(one for one in told if one.startswith("`--")) == sorted(re.findall(r"`--[^`]+`", options)), name
+
+
+def test_options_that_the_page_names_exist():
+    known = {option for verb in cli.VERBS for option, _ in verb.options if option.startswith("--")} | COMMON
+    assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]*", PAGE)) - known == set()
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_help_explains_every_argument(name, capsys):
+    assert cli.main([name, "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "".join(VERBS[name].help.split()) in "".join(shown.split())
+    for option, how in VERBS[name].options:
+        assert how["help"], f"{name} {option} says nothing"
+        assert (option if option.startswith("--") else how["metavar"]) in shown
+
+
+@pytest.mark.parametrize(("line", "message"), [
+    ("", "required: VERB; see `parl-like --help`"), ("tran ppo-cartpole", "no verb 'tran'; did you mean 'train'?"),
+    ("evaluate runs/x", "no verb 'evaluate'; did you mean 'eval'?"), ("ls", "no verb 'ls'; did you mean 'list'?"),
+    ("train", "required: EXPERIMENT; see `parl-like train --help`"), ("train ppo-cartpol", "did you mean 'ppo-cartpole'?"),
+    ("train ppo-cartpole --seed 1", "written key=value, e.g. total_steps=2000; here: seed=1"),
+    ("train ppo-cartpole seed = 3", "expected key=value, got 'seed'; write for example seed=3"),
+    ("train ppo-cartpole --config no.yaml", "cannot read no.yaml: No such file"),
+    ("eval runs/none", "no run directory (it has no run.json); `parl-like list` shows the runs"),
+    ("play runs/x --episodes 0", "--episodes: expected a whole number from 1, got '0'"),
+    ("plot", "required: RUN"), ("bench nosuch", "no benchmark 'nosuch'; there are "),
+    ("xyz", "no verb 'xyz'; there are 'bench', "), ("list --from no.py", "no.py: No such file")])
+def test_typical_mistakes_are_one_line_with_the_way_out(line, message, capsys):
+    assert cli.main(line.split()) == 2
+    told = capsys.readouterr().err.strip()
+    assert told.startswith("error: ") and message in told and "\n" not in told
+
+
+def test_help_and_version_are_where_people_look(capsys):
+    for words in (["help"], ["--help"], ["-h"]):
+        assert cli.main(words) == 0
+        assert all(name in capsys.readouterr().out for name in VERBS) or words
+    assert cli.main(["help", "train"]) == 0 and "EXPERIMENT" in capsys.readouterr().out
+    assert cli.main(["--version"]) == 0 and capsys.readouterr().out.strip() == f"parl-like {parl_like.__version__}"
