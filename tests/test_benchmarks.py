@@ -70,7 +70,9 @@ def test_json_out(name, argv, capsys):
         assert set(result["cases"]) == {f"{kind} {shape}" for kind in ("gae", "vtrace") for shape in ("[128, 64]", "[20, 256]")}
         assert all(case["ratios"]["vs numpy"] > 0 for case in result["cases"].values())
     elif name == "tabular":
-        assert set(result["us_per_step"]) == {"loop", "robot", "choice and update", "helper"}
+        places = {"", ", FrozenLake", ", table"}
+        loops = {f"{one}{where}" for one in ("loop", "robot") for where in places}
+        assert set(result["us_per_step"]) == {*loops, "choice and update", "helper"}
     elif name == "envs":
         assert set(result["sokoban"]) == set(result["reset_us"]) == {"16", "64"} and len(result["sokoban"]["64"]) == 8
         assert all(rate["median"] > 0 for rate in result["levels_per_s"].values())
