@@ -17,6 +17,7 @@ from parl_like.environment.state import clone_state as clone_state
 from parl_like.environment.state import restore_state as restore_state
 from parl_like.values.copying import copied
 from parl_like.values.limits import check_array
+from parl_like.values.plain import State
 from parl_like.values.spec import Array
 
 MAX_ACTIONS = 100_000  # of a discretised space
@@ -61,11 +62,11 @@ class NormalizeObservation(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArg
             spec.nondeterministic = True
         return spec
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """The statistics."""
         return self.moments.state_dict()
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Takes over saved statistics. Raises ValueError: moments of another kind."""
         self.moments.load_state_dict(state)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
+from parl_like.values.plain import State
+
 if TYPE_CHECKING:
     import numpy as np
     import torch
@@ -20,7 +22,8 @@ Mode = Literal["collect", "update", "test"]
 """Why a prediction is asked for: by a robot's own agents, by another task's update, or by an evaluation."""
 UsersAgent: TypeAlias = Any
 """The agent of a method that users override. They declare `Agent`, a class of their own, or `AgentPort`, and mypy holds their
-code to that; a parameter may not be narrower than that of the method that it overrides, so the latter says nothing."""
+code to that; a parameter may not be narrower than that of the method that it overrides, so the latter says nothing. Each other
+type would refuse users' code: `docs/decisions/035-types-of-overridden-methods.md`."""
 UsersRobot: TypeAlias = Any
 """The robot of such a method: `Robot`, or `RunPort`."""
 
@@ -79,9 +82,9 @@ class TrainedAlgorithm(AlgorithmPort, Protocol):
 
     def fixed_settings(self) -> Mapping[str, str]: ...
 
-    def state_dict(self) -> dict[str, object]: ...
+    def state_dict(self) -> State: ...
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None: ...
+    def load_state_dict(self, state: State) -> None: ...
 
 
 class RowLearner(Protocol):

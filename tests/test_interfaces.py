@@ -87,6 +87,21 @@ def test_names_with_an_underscore_stay_in_their_file():
     assert sum(len(texts) - allowed.get(path, 0) for path, texts in over.items()) <= spare, f"call them by public names: {over}"
 
 
+def untyped_states(tree):
+    """Line and annotation of each `state_dict` and `load_state_dict` that does not say what a state is."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef) and node.name in ("state_dict", "load_state_dict"):
+            said = node.returns if node.name == "state_dict" else node.args.args[-1 - (len(node.args.args) > 3)].annotation
+            if said is None or re.search(r"\b(Any|object)\b", ast.unparse(said)):
+                yield node.lineno, node.name
+
+
+def test_states_have_a_type():
+    found = [f"{name_of(path)}:{line} {name}" for path in FILES if name_of(path) != "parl_like/learning/adam.py"  # torch's own
+             for line, name in untyped_states(ast.parse(path.read_text(encoding="utf-8")))]
+    assert not found, f"State of parl_like/values/plain.py, or what it is more exactly: {found}"
+
+
 def test_untyped_parts_are_found():
     source = "def f(robot: Any, tasks: Sequence[Any], agent: Agent, value: Any): ...\nclass A:\n    pool: Any | None = None\n"
     assert sorted(untyped_parts(ast.parse(source))) == [(1, "robot"), (1, "tasks"), (3, "pool")]

@@ -86,6 +86,19 @@ class Averaging(Algorithm):
     def learn(self, batch: Batch) -> dict[str, torch.Tensor]:
         return {"loss": (self.model.q(batch.obs) - batch.rew).mean()}
 
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "mean": 0.5, "counts": [1, 2], "where": {"x": np.zeros(3), "w": torch.ones(2)}}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict({"mean": float(state["mean"])})
+
+
+def rows(batch: Batch) -> Batch:
+    batch.cat_({"obs": np.zeros((1, 2))})
+    batch[0] = {"obs": [1.0, 2.0]}
+    some = [batch[1:], batch[-1], batch[[0, 1]], batch[np.array([True])], batch[torch.tensor([1])], batch[:, 0], batch[...]]
+    return Batch.cat(some, pad=True).apply_values_transform(lambda value: value * 2 + len(batch["obs"]))
+
 
 class Halved(Transform):
     def space(self, space: gym.Space[Any]) -> gym.Space[Any]:
@@ -206,6 +219,60 @@ class Misses(Hook):
 '''
 
 
+OTHER_TYPES = '''
+from typing import Generic, Never, Protocol
+
+from typing_extensions import TypeVar
+
+
+class Port(Protocol):
+    steps: int
+
+
+class Agent:
+    steps = 0
+    colour = "red"
+
+
+class Mine(Agent): ...
+
+
+class WithPort:
+    def post_act(self, agent: Port) -> None: ...
+
+
+class DeclaresItsAgent(WithPort):
+    def post_act(self, agent: Agent) -> None: ...
+
+
+class WithNever:
+    def post_act(self, agent: Never) -> None: ...
+
+
+class CallsTheMethodAbove(WithNever):
+    def post_act(self, agent: Mine) -> None:
+        super().post_act(agent)
+
+
+Kind = TypeVar("Kind", contravariant=True, default=Agent)
+
+
+class WithDefault(Generic[Kind]):
+    def post_act(self, agent: Kind) -> None: ...
+
+
+class DeclaresMine(WithDefault):
+    def post_act(self, agent: Mine) -> None: ...
+
+
+class SaysWhose(WithDefault[Mine]):
+    def post_act(self, agent: Mine) -> None: ...
+
+
+hooks: list[WithDefault] = [SaysWhose()]
+'''
+
+
 def said_of(folder, code):
     """Return what mypy says; the library's own types come from the cache of `make check`, where there is one."""
     file = folder / "users.py"
@@ -228,3 +295,12 @@ def test_what_users_declare_is_held_against_their_code(tmp_path):
     assert [line.partition(": error: ")[2].partition("  [")[0].split(";")[0] for line in said] == [
         '"Agent" has no attribute "stepps"', '"Robot" has no attribute "runn"',
         'Signature of "post_episode" incompatible with supertype "parl_like.environment.hooks.Hook"'], said
+
+
+def test_no_other_type_of_the_agent_takes_what_users_write(tmp_path):
+    """Decision 035: the port refuses `Agent`, Never refuses super(), and a generic hook its own agent or a list."""
+    assert [line.partition(": error: ")[2].partition("  [")[0] for line in said_of(tmp_path, OTHER_TYPES)] == [
+        'Argument 1 of "post_act" is incompatible with supertype "WithPort"; supertype defines the argument type as "Port"',
+        'Argument 1 to "post_act" of "WithNever" has incompatible type "Mine"; expected "Never"',
+        'Argument 1 of "post_act" is incompatible with supertype "WithDefault"; supertype defines the argument type as "Agent"',
+        'List item 0 has incompatible type "SaysWhose"; expected "WithDefault[Agent]"']

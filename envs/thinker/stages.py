@@ -41,7 +41,7 @@ class RealEpisodes:
         return {"obs": self.obs.copy(), "returns": self.returns.copy(), "steps": self.steps.copy(),
                 "surprises": self.surprises.copy()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: Mapping[str, Array]) -> None:
         """Go back to what `state_dict` returned."""
         self.begun, self.obs, self.returns = True, state["obs"].copy(), state["returns"].copy()
         self.steps, self.surprises = state["steps"].copy(), state["surprises"].copy()

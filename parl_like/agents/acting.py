@@ -14,9 +14,11 @@ from parl_like.agents.row_format import RowFormat
 from parl_like.data.buffers.fields import is_part
 from parl_like.learning.explorers import Noise, random_actions
 from parl_like.tasks.tickets import joined
+from parl_like.values import plain
 from parl_like.values.batch import Batch
 from parl_like.values.copying import read_only
 from parl_like.values.errors import NotEnoughRows
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, SpecError
 
 
@@ -191,13 +193,14 @@ class Acting:
         if self.noise is not None:
             self.noise.memory = value[n:]
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return the count of rows, the unused part of the drawn noise, and the explorer's memory."""
-        return {"steps": self.steps, **({} if self.noise is None else self.noise.state_dict())}
+        noise: State = {} if self.noise is None else self.noise.state_dict()
+        return {"steps": self.steps, **noise}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave, which may stand among other keys."""
-        self.steps = state["steps"]
+        self.steps = plain.whole(state["steps"])
         if self.noise is not None:
             self.noise.load_state_dict(state)
 

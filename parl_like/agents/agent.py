@@ -16,9 +16,11 @@ from parl_like.environment.player_view import has_players
 from parl_like.environment.players_face import PlayersFace
 from parl_like.environment.process_guard import watched
 from parl_like.interfaces import LearnerProgress, PoolPort
+from parl_like.values import plain
 from parl_like.values.agent_orders import NEXT, AgentSignal, Quota
 from parl_like.values.errors import AgentFailed, Interrupted, unknown
 from parl_like.values.parts import part
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, SpecError
 from parl_like.values.user_calls import Guarded
 
@@ -328,7 +330,7 @@ class Agent(Guarded):
         self.steps, self.bad_values = state["steps"], state.get("bad_values", 0)
         self.learned_at = state.get("learned_at", self.steps)
         if self.env is not None:
-            self.env.time_steps = state["time_steps"]
-            self.env.put_back(state.get("carried"))
+            self.env.time_steps = plain.whole(state["time_steps"])
+            self.env.put_back(None if (held := state.get("carried")) is None else plain.entries(held))
         set_rng_state(self.rng, state["rng"])
-        self.helpers.load_state_dict(state["helpers"])
+        self.helpers.load_state_dict(plain.entries(state["helpers"]))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
 from parl_like.agents.on_policy import OnPolicyHelper
+from parl_like.values import plain
+from parl_like.values.plain import State
 from parl_like.values.spec import Array
 
 
@@ -70,4 +71,4 @@ class EpisodicHelper(OnPolicyHelper):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave; raises as `OnPolicyHelper.load_state_dict`."""
         super().load_state_dict(state)
-        self._ended = state["ended"]
+        self._ended = plain.whole(state["ended"])

@@ -27,6 +27,7 @@ from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.tasks.wrapper import Communicator
 from parl_like.values.errors import NotEnoughRows
 from parl_like.values.parts import part
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec
 
 
@@ -233,16 +234,12 @@ class AgentHelper(UpdateSchedule):
 
     # --------------------------------------------------------------------------------------------------------------- state
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return counters, generator, the unused part of the drawn noise, and the explorer's memory."""
         return {**self.acting.state_dict(), **self.writer.state_dict(), "rng": rng_state(self.rng)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore what `state_dict` gave.
-
-        Raises:
-            SpecError: an action or observation of it chooses something that there is not.
-        """
+    def load_state_dict(self, state: State) -> None:
+        """Restore what `state_dict` gave. Raises SpecError where an action or observation of it chooses what there is not."""
         self.format.check_choices(state)
         self.sender.forget()  # an update of before has nothing to say to these rows
         self.acting.load_state_dict(state)

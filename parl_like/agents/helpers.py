@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from parl_like.agents.helper import AgentHelper
 from parl_like.interfaces import HelperKey
+from parl_like.values import plain
 from parl_like.values.errors import unknown
+from parl_like.values.plain import State
 
 
 class Helpers(dict[HelperKey, AgentHelper]):
@@ -34,11 +35,11 @@ class Helpers(dict[HelperKey, AgentHelper]):
                            f"{roles[0]!r}]")
         raise KeyError(f"{self._agent}: task {task!r}: " + unknown("role", role, roles))
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return the state of each, by its title."""
         return {helper.title: helper.state_dict() for helper in self.values()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave."""
         for helper in self.values():
-            helper.load_state_dict(state[helper.title])
+            helper.load_state_dict(plain.entries(state[helper.title]))

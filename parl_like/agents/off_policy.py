@@ -14,7 +14,9 @@ from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.learning.fixed_settings import fixed
 from parl_like.tasks.batch_rule import BatchRule
+from parl_like.values import plain
 from parl_like.values.errors import NotEnoughRows
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec
 
 
@@ -188,4 +190,4 @@ class OffPolicyHelper(AgentHelper):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave; raises as `AgentHelper.load_state_dict`."""
         super().load_state_dict(state)
-        self._since = state["since"]
+        self._since = plain.whole(state["since"])

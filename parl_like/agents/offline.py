@@ -12,6 +12,8 @@ import numpy as np
 from parl_like.agents.off_policy import OffPolicyHelper
 from parl_like.agents.row_format import ORIGIN_FIELDS
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.values import plain
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec
 
 
@@ -82,7 +84,7 @@ class OfflineHelper(OffPolicyHelper):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave; raises as `AgentHelper.load_state_dict`."""
         super().load_state_dict(state)
-        self._at = state.get("at", 0)
+        self._at = plain.whole(state.get("at", 0))
 
     def make_buffer(self, n_lanes: int, rng: np.random.Generator) -> ReplayBuffer | None:
         """Return the data."""

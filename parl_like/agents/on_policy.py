@@ -10,7 +10,9 @@ import numpy as np
 from parl_like.agents.helper import AgentHelper
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.learning.fixed_settings import fixed
+from parl_like.values import plain
 from parl_like.values.errors import NotEnoughRows
+from parl_like.values.plain import State
 from parl_like.values.spec import Array
 
 
@@ -205,10 +207,12 @@ class OnPolicyHelper(AgentHelper):
             ValueError: the counts of rows cannot be.
         """
         super().load_state_dict(state)
-        self.options.store_policy = state.get("store_policy", self.store_policy)
-        self._unrolled, self._learns, self.dropped = state["unrolled"], state["learns"], state["dropped"]
-        self._renewed = (0, 0, *state["renewed"])[-2:]
+        kept = state.get("store_policy", self.store_policy)
+        self.options.store_policy = kept if isinstance(kept, bool) else None
+        self._unrolled, self._learns, self.dropped = (plain.whole(state[key]) for key in ("unrolled", "learns", "dropped"))
+        *_, before, last = 0, 0, *plain.wholes(state["renewed"])
+        self._renewed = before, last
         if not self._renewed[0] <= self._renewed[1] <= self._unrolled:
             raise ValueError(f"{self.where}: renewed is {state['renewed']}; expected two rising counts, at most the "
                              f"{self._unrolled} rows of the unroll")
-        self._context = {int(lane): rows for lane, rows in state.get("context", {}).items()}
+        self._context = {int(lane): plain.whole(rows) for lane, rows in plain.entries(state.get("context", {})).items()}

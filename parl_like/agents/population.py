@@ -13,6 +13,8 @@ from parl_like.agents.helper_checks import bad_reward
 from parl_like.agents.helper_context import HelperContext
 from parl_like.interfaces import ActingAgent
 from parl_like.learning.explorers import Candidates
+from parl_like.values import plain
+from parl_like.values.plain import State
 from parl_like.values.spec import Array
 
 
@@ -132,4 +134,5 @@ class PopulationHelper(AgentHelper):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave; raises as `AgentHelper.load_state_dict`."""
         super().load_state_dict(state)
-        self._scores, self._base, self._score = list(state["scores"]), state["base"], 0.0
+        self._scores = [plain.number(score) for score in plain.listed(state["scores"])]
+        self._base, self._score = plain.whole(state["base"]), 0.0

@@ -17,8 +17,10 @@ from parl_like.data.buffers.fields import is_part
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.extra_fields import KeptColumns
 from parl_like.data.transforms import Hindsight, Source, Transforms
+from parl_like.values import plain
 from parl_like.values.batch import Batch
 from parl_like.values.errors import NotEnoughRows, unknown
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec
 
 
@@ -215,11 +217,11 @@ class RowWriter:
 
     # ------------------------------------------------------------------------------------------------------------ state
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return where the rows of the lanes stand, where the algorithm asks for it."""
         return {"first": self.origins.first.copy(), "episode": self.origins.episode.copy()} if self.origins.names else {}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave, which may stand among other keys."""
         if self.origins.names and "first" in state:
-            self.origins.first, self.origins.episode = state["first"].copy(), state["episode"].copy()
+            self.origins.first, self.origins.episode = plain.array(state["first"]).copy(), plain.array(state["episode"]).copy()

@@ -2,6 +2,7 @@
 
 Outside, in arrays and data sets, actions are the environment's: torque 0.8, choices from the space's `start`. In buffers they are
 the policy's, as soon as a buffer knows of which action space (`buffer.act_space`): numbers of a bounded Box in [−1, 1], choices
+from types import ModuleType
 from 0. `parl_like.values.action_codec` converts both ways.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 import gymnasium as gym
@@ -258,7 +260,7 @@ def _episodes(flat: Mapping[str, Array]) -> list[slice]:
     return [slice(start, stop) for start, stop in zip([0, *stops[:-1]], stops, strict=True)]
 
 
-def _minari() -> Any:
+def _minari() -> ModuleType:
     try:
         importlib.import_module("h5py")
         return importlib.import_module("minari")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from parl_like.data.storage.tree_encoding import refusal
+from parl_like.values.plain import Plain
 from parl_like.values.spec import Array
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ class Borrowed:
     begun = ended = 0
 
 
-def rng_state(generator: np.random.Generator) -> dict[str, object]:
+def rng_state(generator: np.random.Generator) -> dict[str, str | int]:
     """The state of a PCG64 generator as named integers: kind, state and inc (128 bits), has_uint32, uinteger (32 bits).
 
     Raises:
@@ -36,22 +37,23 @@ def rng_state(generator: np.random.Generator) -> dict[str, object]:
     if state["bit_generator"] != "PCG64":
         raise TypeError(f"expected a generator over PCG64, got {state['bit_generator']}; use numpy.random.default_rng(seed)")
     numbers = {**state["state"], "has_uint32": state["has_uint32"], "uinteger": state["uinteger"]}
-    return {"kind": "PCG64"} | {name: int(number) for name, number in numbers.items()}
+    return {"kind": "PCG64", **{name: int(number) for name, number in numbers.items()}}
 
 
-def set_rng_state(generator: np.random.Generator, state: Mapping[str, Any]) -> None:
+def set_rng_state(generator: np.random.Generator, state: Plain) -> None:
     """Puts a generator into a state of `rng_state`. Raises ArchiveError where it is none, and TypeError like `rng_state`."""
     rng_state(generator)
-    if isinstance(state, Mapping) and isinstance(state.get("state"), Mapping):  # NumPy's own form, as buffers were saved once
-        state = {"kind": state.get("bit_generator"), **state["state"], **{k: state.get(k) for k in ("has_uint32", "uinteger")}}
+    saved = state if isinstance(state, Mapping) else {}
+    if isinstance(inner := saved.get("state"), Mapping):  # NumPy's own form, as buffers were saved once
+        saved = {"kind": saved.get("bit_generator"), **inner, **{k: saved.get(k) for k in ("has_uint32", "uinteger")}}
     bits = {"state": 128, "inc": 128, "has_uint32": 1, "uinteger": 32}
-    fits = isinstance(state, Mapping) and state.keys() == {"kind", *bits} and state["kind"] == "PCG64"
-    fits = fits and all(type(state[name]) is int and 0 <= state[name] < 2**width for name, width in bits.items())
-    if not fits or state["inc"] % 2 == 0:
+    numbers = {name: n for name in bits if type(n := saved.get(name)) is int and 0 <= n < 2 ** bits[name]}
+    fits = saved.keys() == {"kind", *bits} and saved["kind"] == "PCG64" and len(numbers) == len(bits)
+    if not fits or numbers["inc"] % 2 == 0:
         expected = f"kind 'PCG64' and integers of {bits} bits, inc odd"
-        raise refusal("random state", expected, str(state)[:200], "use a state of rng_state")
-    own = {"state": {"state": state["state"], "inc": state["inc"]}}
-    generator.bit_generator.state = {"bit_generator": "PCG64", **state, **own}
+        raise refusal("random state", expected, str(saved or state)[:200], "use a state of rng_state")
+    own = {"state": {"state": numbers["state"], "inc": numbers["inc"]}}
+    generator.bit_generator.state = {"bit_generator": "PCG64", **numbers, **own}
 
 
 STATE_BYTES = {"cpu": 5056, "cuda": 16}

@@ -22,6 +22,7 @@ from parl_like.tasks.no_progress import Resets
 from parl_like.values.agent_orders import AgentSignal
 from parl_like.values.copying import copied
 from parl_like.values.errors import AgentFailed, Interrupted
+from parl_like.values.plain import State
 from parl_like.values.spec import SpecError
 
 _VECTORS = (np.ndarray, list, tuple)
@@ -178,7 +179,7 @@ class EnvFace:
     def _counted(self) -> tuple[object, ...]:
         return self.episode_return, self.episode_length
 
-    def put_back(self, held: dict[str, object] | None) -> None:
+    def put_back(self, held: State | None) -> None:
         """Make the next reset go on with an episode that was held, see `CarriedEpisode.put_back`; None: with none."""
         self.carried.put_back(held, self._counted())
 

@@ -16,6 +16,7 @@ from parl_like.environment.factory import AnyEnv
 from parl_like.environment.state import can_hold, clone_state, hold, restore_state, unhold
 from parl_like.interfaces import ActingAgent
 from parl_like.values.errors import AgentFailed, Stopped, TaskFailed, WrongCaller
+from parl_like.values.plain import State
 from parl_like.values.spec import Spec, as_space, leaves, specs_of
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ class CarriedEpisode:
 
     def __init__(self, env: AnyEnv, agent: ActingAgent, failed: Callable[[str, Exception], AgentFailed]) -> None:
         self._env, self._agent, self._failed = env, agent, failed
-        self.held: dict[str, object] | None = None
+        self.held: State | None = None
         self.left = False
         self._untried = False  # it could not be tried out yet
 
@@ -61,7 +62,7 @@ class CarriedEpisode:
             raise self._failed(" raised in clone_state", error) from error
         return True
 
-    def put_back(self, held: dict[str, object] | None, counted: tuple[object, ...]) -> None:
+    def put_back(self, held: State | None, counted: tuple[object, ...]) -> None:
         """Make the environment what it was when the episode was held; the next reset goes on with it. Where it is another
         environment now (`restore_state` raises ValueError), or none can go on from there, the log says so and the next reset
         begins an episode, as it does with None.
@@ -84,12 +85,12 @@ class CarriedEpisode:
             return
         self.held = held
 
-    def take(self) -> dict[str, object] | None:
+    def take(self) -> State | None:
         """Return what is held, which is held no more."""
         held, self.held = self.held, None
         return held
 
-    def fits(self, held: dict[str, object], counted: tuple[object, ...]) -> bool:
+    def fits(self, held: State, counted: tuple[object, ...]) -> bool:
         """Return whether the episode can go on; it is tried out now where `put_back` could not."""
         untried, self._untried = self._untried, False
         if untried:
@@ -100,7 +101,7 @@ class CarriedEpisode:
                 return False
         return True
 
-    def rest_of(self, held: dict[str, object]) -> Any:
+    def rest_of(self, held: State) -> Any:
         """Return observation, info, memory and counts, after the environment's state where others were played since."""
         if self.left:
             self.left = False
@@ -110,7 +111,7 @@ class CarriedEpisode:
                 raise self._failed(" raised in restore_state", error) from error
         return unhold(held["rest"])
 
-    def _try_out(self, held: dict[str, object], counted: tuple[object, ...]) -> None:
+    def _try_out(self, held: State, counted: tuple[object, ...]) -> None:
         try:
             try_out(self._env, held, self._memory(), counted)
             restore_state(self._env, unhold(held["env"]))

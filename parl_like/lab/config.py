@@ -107,7 +107,11 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         return {}
 
     def robot_driver(self) -> Any:
-        """`driver` and `workers`, as `Robot(driver=)` takes them; a warning where `workers` go with another driver."""
+        """Return `driver` and `workers`, as `Robot(driver=)` takes them. A warning says where `workers` go with another driver.
+
+        Raises:
+            ConfigError: an option of `workers` belongs to the other driver with workers.
+        """
         options = msgspec.structs.asdict(self.workers)
         if self.driver not in ("processes", "ray"):
             defaults = msgspec.structs.asdict(Workers())

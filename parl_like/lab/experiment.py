@@ -93,7 +93,11 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         return all(one.holds(results.get(key, math.nan)) for key, one in wanted.items()) if wanted else None
 
     def module(self) -> ModuleType:
-        """The robot's module, imported now: this is what loads torch."""
+        """Return the robot's module, imported now: this is what loads torch.
+
+        Raises:
+            ExperimentError: there is no such robot.
+        """
         module = _modules.get(self.name)
         if module is None:
             path = f"parl_like.robots.{self.robot}"
@@ -193,8 +197,11 @@ def names() -> list[str]:
 
 
 def get(name: str) -> Experiment:
-    """The experiment of this name; that of an installed package is imported. Raises ExperimentError where there is none, with
-    the nearest name, or its description is bad."""
+    """Return the experiment of this name; that of an installed package is imported.
+
+    Raises:
+        ExperimentError: there is none; the nearest name is given. ConfigError: its description is bad.
+    """
     if name in _registered:
         return _registered[name]
     files = _files()

@@ -28,7 +28,11 @@ class ConfigError(UsageError):
 
 
 def load_yaml_file(path: Path) -> dict[str, Any]:
-    """`load_yaml` of a plain file of at most 1 MB."""
+    """Return `load_yaml` of a plain file of at most 1 MB.
+
+    Raises:
+        ConfigError: it cannot be read, is no UTF-8, or as `load_yaml`.
+    """
     try:
         text = read_named(path, limit=MAX_BYTES).decode("utf-8")
     except OSError as error:
@@ -105,6 +109,11 @@ def _bounded(events: Iterator[object], source: str) -> Iterator[Any]:
 
 
 def parse(text: str, source: str, key: str) -> Any:
+    """Return the value of YAML text; `source` and `key` are named in messages.
+
+    Raises:
+        ConfigError: it is too long, or no YAML of the kind that `load_yaml` takes.
+    """
     if len(text.encode("utf-8", "surrogatepass")) > MAX_BYTES:
         raise ConfigError(f"{source}: over {MAX_BYTES} bytes of YAML; expected a configuration, not data")
     # The parser's events, not PyYAML's constructors: what is not handled below cannot happen.

@@ -26,8 +26,16 @@ def step(optimizer: torch.optim.Optimizer) -> None:
 class FusedAdam(torch.optim.Adam):
     """`torch.optim.Adam(fused=True)` with the same state, state dict and numbers; a step costs about half for a 2×64 network.
 
-    What it leaves out: parameter groups with different options are refused, and profiler marks and step hooks are not made.
+    What it leaves out: several parameter groups, profiler marks and step hooks.
     Parameters without a gradient are skipped, as in torch (a task that shares a trunk relies on it).
+
+    Args:
+        params: Parameters, or one group of them.
+        lr: Learning rate, above 0.
+        betas, eps, weight_decay: As for `torch.optim.Adam`.
+
+    Raises:
+        ValueError: there is more than one parameter group.
     """
 
     def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,

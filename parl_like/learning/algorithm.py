@@ -24,6 +24,7 @@ from parl_like.learning.schedule import Schedule as Schedule
 from parl_like.learning.schedule import value_of as value_of
 from parl_like.values.batch import Batch
 from parl_like.values.errors import unknown
+from parl_like.values.plain import State
 from parl_like.values.user_calls import Guarded
 
 FIELDS = ("first", "lane", "episode", "next_act", "number")
@@ -159,6 +160,9 @@ class Algorithm(Guarded):
         Returns:
             Tensors with N rows: what the explorer reads (`q`, `logits`, or `mean` and `log_std`) or `act` itself, and
             `state` (a mapping) for a recurrent model. Anything else goes back to the agent's helper as it is.
+
+        Raises:
+            TypeError: the class does not define it, or (ContractError) the model lacks what it calls.
         """
         raise TypeError(f"{type(self).__name__} has no predict(inputs): write it to act or compute with this algorithm")
 
@@ -189,11 +193,18 @@ class Algorithm(Guarded):
                 yield {"critic": F.mse_loss(self.critic(batch.obs, batch.act), batch.target)}
                 if self.due("actor"):
                     yield {"actor": -self.critic(batch.obs, self.model(batch.obs)).mean()}
+
+        Raises:
+            TypeError: the class does not define it.
         """
         raise TypeError(f"{type(self).__name__} has no learn(batch): write it, or give the task a helper that never learns")
 
     def due(self, loss: str) -> bool:
-        """Return whether this update is one of those in which that loss is stepped: every `every`-th."""
+        """Return whether this update is one of those in which that loss is stepped: every `every`-th.
+
+        Raises:
+            ValueError: `losses` has no such loss.
+        """
         losses = self.losses or {}
         if loss not in losses:
             raise ValueError(f"{type(self).__name__}: due({loss!r}): {unknown('loss', loss, losses)}")
@@ -300,7 +311,7 @@ class Algorithm(Guarded):
         self._attributes = Attributes(self, owner, strict=type(self).state_dict is Algorithm.state_dict)
         self._guarded = guarded(self)
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return what a checkpoint holds of this algorithm beside `networks()`, `updates` and the two generators.
 
         By default every attribute that has changed since the task was built: numbers, text, arrays, tensors and parameters,
@@ -309,7 +320,7 @@ class Algorithm(Guarded):
         """
         return {} if self._attributes is None else self._attributes.changed(self)
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restores `state_dict()`; attributes that are not in it become what they were when the task was built.
 
         Raises:

@@ -57,7 +57,11 @@ class AlgorithmFactory:
         self.algorithm_args = copying.deepcopy(dict(algorithm_args))
 
     def build_model(self) -> Any:
-        """A model of its own, newly initialised; where the model is `Shared`, that one."""
+        """Return a model of its own, newly initialised; where the model is `Shared`, that one.
+
+        Raises:
+            ValueError: a `Shared` model got arguments here.
+        """
         if isinstance(self.model, Shared) and self.model_args:
             raise ValueError("create_algorithm_func: a Shared model takes no model_args here; give them to Shared(...)")
         args = {k: v() if isinstance(v, Shared) else copying.deepcopy(v) for k, v in self.model_args.items()}

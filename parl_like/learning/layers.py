@@ -127,6 +127,9 @@ class LayerFunc(nn.Module, metaclass=Brief):
     Attributes:
         name: Unique in this process.
         in_size: Size (channels) of the input, or None before it is known.
+
+    Raises:
+        TypeError: `w` is no layer that has a weight.
     """
 
     def __init__(self, name: str, parameters: tuple[str, ...], w: LayerFunc | None = None) -> None:
@@ -144,11 +147,11 @@ class LayerFunc(nn.Module, metaclass=Brief):
             self.register_parameter(key, lent)
 
     def shapes(self, in_size: int) -> Mapping[str, tuple[int, ...]]:
-        """Shapes of all parameters and buffers for inputs of `in_size`."""
+        """Return the shapes of all parameters and buffers for inputs of `in_size`. Raises TypeError where a class has none."""
         raise TypeError(f"{type(self).__name__} has no shapes(in_size): return the shape of each parameter")
 
     def initialise(self, key: str, value: Tensor) -> None:
-        """Fills parameter or buffer `key` in place with its initial value."""
+        """Fill parameter or buffer `key` in place with its initial value. Raises TypeError where a class does not define it."""
         raise TypeError(f"{type(self).__name__} has no initialise(key, value): fill the value in place")
 
     @property

@@ -53,7 +53,7 @@ class Loss:
         return list(dict.fromkeys(_parameters(self.moves)))
 
 
-def _listed(moves: object) -> Any:
+def _listed(moves: object) -> object:
     """Networks and parameters in lists, for what `parameters()` gives can be read but once."""
     if isinstance(moves, (torch.nn.Parameter, torch.nn.Module)):
         return moves

@@ -58,6 +58,9 @@ class Model(nn.Module, metaclass=Brief):
         obs_space, act_space: The spaces.
         obs_specs, act_specs: Their arrays by flat name: `obs` or `obs.goal`, `act`.
 
+    Raises:
+        TypeError: obs or act is no gymnasium space.
+
     The keys of `state_dict()` are module paths, the same in every process that builds the same model; checkpoints rely on them.
     """
 
@@ -198,7 +201,7 @@ class ArrayModel(Model):
             self._buffers[name] = torch.from_numpy(self.__dict__[name])
 
     def reset_parameters(self) -> None:
-        """Gives all arrays new initial values."""
+        """Give all arrays new initial values. Raises TypeError where a class does not define it."""
         raise TypeError(f"{type(self).__name__} has no reset_parameters(); write it, so that the model can be drawn anew")
 
 

@@ -20,11 +20,15 @@ class NoisyLinear(nn.Module, metaclass=Brief):
     Linear. Noise lasts until `draw_noise` makes another; there is none before the first.
 
     Args:
-        std: σ₀.
+        in_size, out_size: Numbers of a row of the input, and of the output.
+        std: σ₀, above 0.
 
     Attributes:
         noise_in, noise_out: f(ε_in) [in_size] and f(ε_out) [out_size]: buffers, so they are saved and sent with the weights.
         noisy: Whether the noise counts, see `without_noise`.
+
+    Raises:
+        ValueError: std is not above 0.
     """
 
     noise_in: Tensor

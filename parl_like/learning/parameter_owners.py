@@ -61,7 +61,11 @@ class LearnedParameters:
 
     @property
     def rates(self) -> dict[str, float]:
-        """Loss → the learning rate that its optimiser's groups were set by, where it is a number."""
+        """Loss → the learning rate that its optimiser's groups were set by, where it is a number.
+
+        Raises:
+            ValueError: what is assigned are no numbers by name.
+        """
         return {name: float(stepper.rate) for name, stepper in self._steppers().items() if stepper.rate is not None}
 
     @rates.setter

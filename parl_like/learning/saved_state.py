@@ -23,20 +23,21 @@ from parl_like.data.rng import rng_state, set_rng_state, set_torch_rng_state, to
 from parl_like.data.storage.state_check import check_alike
 from parl_like.interfaces import TrainedAlgorithm, TrainedTask
 from parl_like.values.batch_leaf import same
+from parl_like.values.plain import Plain, State
 
 COUNTERS = {"updates": "updates", "version": "version", "learns": "learns", "rows": "rows_learned", "skipped": "skipped",
             "skips": "skips"}
 """Name in a checkpoint → attribute of the task; `updates` is the algorithm's."""
 
 
-def task_state(task: TrainedTask) -> dict[str, object]:
+def task_state(task: TrainedTask) -> State:
     """Copies of everything that learning depends on. The caller holds the task's lock."""
     algorithm = task.algorithm
     return {
         "kind": type(algorithm).__name__,
         "networks": {name: {key: _copied(value) for key, value in network.state_dict().items()}
                      for name, network in algorithm.networks().items()},
-        "optimizer": {} if task.optimizer is None else _optimizer_state(task.optimizer),
+        "optimizer": _optimizer_state(task.optimizer),
         "optimizers": {name: _optimizer_state(optimizer) for name, optimizer in task.optimizers.items() if name != "loss"},
         "rates": task.rates,
         "counters": {name: getattr(algorithm if name == "updates" else task, attribute) for name, attribute in COUNTERS.items()},
@@ -78,7 +79,7 @@ def load_task_state(task: TrainedTask, state: object) -> None:
     algorithm.load_state_dict(state.get("algorithm", {}))
 
 
-def check_kind(task: TrainedTask, state: Any) -> None:
+def check_kind(task: TrainedTask, state: State) -> None:
     """Raises ValueError where a saved state is another algorithm's, and its networks do not fit. (Checkpoints of before say
     nothing of whose they are.)"""
     kind, own = state.get("kind"), type(task.algorithm).__name__
@@ -86,7 +87,7 @@ def check_kind(task: TrainedTask, state: Any) -> None:
     if not isinstance(kind, str) or kind == own or not isinstance(saved, Mapping):
         return
     for name, network in task.algorithm.networks().items():
-        if not isinstance(saved.get(name), Mapping) or _differing(network, saved[name]):
+        if not isinstance(theirs := saved.get(name), Mapping) or _differing(network, theirs):
             raise ValueError(f"{task.owner()}: the checkpoint is {kind}'s, and this task has {own}, whose networks are others; "
                              f"build the robot with {kind} to load it, or load what fits with robot.load(path, partial=True)")
 
@@ -135,8 +136,10 @@ def _copied(value: object) -> Any:
     return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, object]:
-    """State of each parameter by its number, and the numbers among the options of each group; copies."""
+def _optimizer_state(optimizer: torch.optim.Optimizer | None) -> State:
+    """State of each parameter by its number, and the numbers among the options of each group; copies. None has none."""
+    if optimizer is None:
+        return {}
     state = optimizer.state_dict()
     return {
         "state": {str(k): {name: _copied(v) for name, v in values.items()} for k, values in state["state"].items()},
@@ -218,7 +221,7 @@ class Attributes:
                     "load_state_dict")
                 raise TypeError(f"{owner()}: {packed}, so it would be lost at every checkpoint; {mend}")
 
-    def _packed(self, algorithm: TrainedAlgorithm) -> Iterator[tuple[str, object]]:
+    def _packed(self, algorithm: TrainedAlgorithm) -> Iterator[tuple[str, Plain | TypeError]]:
         """Every attribute with its packed value, or the error that says why it has none."""
         known = frozenset(id(t) for network in algorithm.networks().values() for t in (*network.parameters(), *network.buffers()))
         left_out = self._left_out(algorithm)
@@ -234,10 +237,10 @@ class Attributes:
         return {"model", "mode", "updates", "updates_before", "rng", "torch_rng", "_attributes", "_asks", "_guarded",
                 *algorithm.transient, *algorithm.remembers}
 
-    def changed(self, algorithm: TrainedAlgorithm) -> dict[str, object]:
+    def changed(self, algorithm: TrainedAlgorithm) -> State:
         """Return the attributes that are not as they were at the start, packed; so what learning does not change stays the new
         robot's own."""
-        out = {}
+        out: dict[str, Plain] = {}
         for name, packed in self._packed(algorithm):
             new = name not in self.start or _kind(packed) != _kind(self.start[name])
             if new and _kind(packed) in (*_STATEFUL, "constant"):  # a new robot has none that it could be loaded into

@@ -12,6 +12,7 @@ from weakref import WeakValueDictionary
 from parl_like.data.storage.state_check import MOST
 from parl_like.interfaces import SpannedRun
 from parl_like.learning.schedule import Linear
+from parl_like.values.plain import Plain, State
 
 log = logging.getLogger(__name__)
 
@@ -83,10 +84,10 @@ class Span:
             return ""
         return f"{spans}; this run ends at {steps:,}, {what}; make the robot with total_steps={steps}"
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         return {"steps": self.steps, "settled": self.settled}
 
-    def load_state_dict(self, robot: SpannedRun, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, robot: SpannedRun, state: Plain) -> None:
         """Goes on with what was saved, unless the user has given this robot another number.
 
         Raises:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 from parl_like.agents.agent import Agent
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.environment.stop_conditions import StopWhenAgent
 from parl_like.interfaces import AgentPort
+from parl_like.values import plain
+from parl_like.values.plain import State
 
 
 class States(Protocol):
@@ -24,16 +26,16 @@ class States(Protocol):
     def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
         """Return the digest of every agent's trace, by the agent's index; `here` is what this process has seen of them."""
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return the state of every agent and buffer."""
 
     def keys(self) -> set[str]:
         """Return the keys of `state_dict`."""
 
-    def check(self, state: Mapping[str, Any]) -> None:
+    def check(self, state: State) -> None:
         """Raise ValueError where a saved state is that of other agents or workers."""
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave; other keys may stand beside its own."""
 
 
@@ -54,24 +56,25 @@ class AgentStates:
     def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
         return here
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         buffers = {f"buffer.{name}": buffer.state_dict() for name, buffer in self.buffers.items()}
         return {**buffers, "agents": {str(agent.index): agent.state_dict() for agent in self.agents}}
 
     def keys(self) -> set[str]:
         return {"agents", *(f"buffer.{name}" for name in self.buffers)}
 
-    def check(self, state: Mapping[str, Any]) -> None:
-        same_agents(list(state["agents"]), self.agents)
+    def check(self, state: State) -> None:
+        same_agents(list(plain.entries(state["agents"])), self.agents)
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         formats = {helper.name: helper.format for agent in self.agents for helper in agent.helpers.values()}
         for name, buffer in self.buffers.items():
             if name in formats:
-                formats[name].check_choices(state[f"buffer.{name}"])
-            buffer.load_state_dict(state[f"buffer.{name}"])
+                formats[name].check_choices(plain.entries(state[f"buffer.{name}"]))
+            buffer.load_state_dict(plain.entries(state[f"buffer.{name}"]))
+        agents = plain.entries(state["agents"])
         for agent in self.agents:
-            agent.load_state_dict(state["agents"][str(agent.index)])
+            agent.load_state_dict(plain.entries(agents[str(agent.index)]))
             agent.needs_seed = True
 
 

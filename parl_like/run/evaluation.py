@@ -204,7 +204,7 @@ class Evaluator:
         # The training environment itself is in the middle of an episode.
         return again(source) if is_made(source) else factory_of(source)
 
-    def pool(self, n: int, seed: int | None, source: Any, stop: StopCondition | None, limit: int | None) -> AgentPool:
+    def pool(self, n: int, seed: int | None, source: EnvSource, stop: StopCondition | None, limit: int | None) -> AgentPool:
         """Make agents, environments and queues of their own, which play the robot's tasks in test mode. An environment of the
         caller (`source`) is used by one agent, and not closed. Episodes of more than `limit` steps are cut off."""
         robot = self._robot

@@ -16,6 +16,7 @@ from parl_like.run.agent_pool import AgentPool
 from parl_like.run.statistics import Statistics
 from parl_like.tasks.task import ComputationTask
 from parl_like.tasks.wrapper import ComputationWrapper
+from parl_like.values.plain import State
 
 
 class RobotPort(SpannedRun, Protocol):
@@ -48,7 +49,7 @@ class RobotPort(SpannedRun, Protocol):
 
     def save(self, path: str | Path) -> None: ...
 
-    def acting_state(self) -> dict[str, object]: ...
+    def acting_state(self) -> State: ...
 
     def metrics(self) -> dict[str, float]: ...
 

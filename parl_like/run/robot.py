@@ -29,6 +29,7 @@ from parl_like.run.robot_state import RobotState
 from parl_like.run.run_loop import RunLoop
 from parl_like.run.statistics import Counted
 from parl_like.tasks.task import ComputationTask, connect_tasks
+from parl_like.values import plain
 from parl_like.values.errors import unknown
 from parl_like.values.parts import view
 from parl_like.values.user_calls import public
@@ -426,16 +427,16 @@ class Robot(Counted):
         self.pool.lifecycle.cut()
         self.statistics.warn_of_cuts()
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""
         return self._state.whole()
 
-    def acting_state(self) -> dict[str, object]:
+    def acting_state(self) -> State:
         """The part of `state_dict` that decides how the robot acts: tasks, statistics of transforms, and counters. It may be
         taken between any two iterations, and loaded like the whole: agents then begin anew, and buffers stay as they are."""
         return self._state.acting()
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restores `state_dict()` or `acting_state()` into a robot that was built the same way.
 
         Raises:
@@ -468,4 +469,4 @@ class Robot(Counted):
             self.load_state_dict(state)
             return []
         known = {name: state[f"task.{name}"] for name in self.tasks if f"task.{name}" in state}
-        return [f"{name} {left}" for name, saved in known.items() for left in self.tasks[name].load_fitting(saved)]
+        return [f"{name} {left}" for name, saved in known.items() for left in self.tasks[name].load_fitting(plain.entries(saved))]

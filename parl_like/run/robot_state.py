@@ -12,7 +12,9 @@ from parl_like.data.storage.state_check import check_alike
 from parl_like.data.storage.tree_encoding import Count
 from parl_like.learning.saved_state import check_kind
 from parl_like.run.port import RobotPort
+from parl_like.values import plain
 from parl_like.values.errors import AgentFailed
+from parl_like.values.plain import State
 
 WORKERS = "workers"
 """The key under which drivers with worker processes keep agents and buffers."""
@@ -77,11 +79,11 @@ class RobotState:
     def __init__(self, robot: RobotPort) -> None:
         self._robot = robot
 
-    def whole(self) -> dict[str, object]:
+    def whole(self) -> State:
         """See `Robot.state_dict`."""
         return {**self._robot.pool.driver.states.state_dict(), **self.acting()}
 
-    def acting(self) -> dict[str, object]:
+    def acting(self) -> State:
         """See `Robot.acting_state`."""
         robot = self._robot
         out: dict[str, Any] = {key: part.state_dict() for key, part in self._parts().items()}
@@ -93,7 +95,7 @@ class RobotState:
         }
         return out
 
-    def load(self, state: Mapping[str, object]) -> None:
+    def load(self, state: State) -> None:
         """See `Robot.load_state_dict`."""
         robot = self._robot
         if isinstance(state, Mapping):
@@ -122,7 +124,7 @@ class RobotState:
                 raise _no_state(error) from _other(error)
             raise
 
-    def _check_kinds(self, state: Mapping[str, object]) -> None:
+    def _check_kinds(self, state: State) -> None:
         """Refuse other algorithms; first, since of another one all else differs, too."""
         tasks = {f"task.{name}": task for name, task in self._robot.tasks.items()}
         if tasks.keys() == {key for key in state if key.startswith("task.")}:
@@ -130,18 +132,19 @@ class RobotState:
                 if isinstance(saved := state[key], Mapping):
                     check_kind(task, saved)
 
-    def _take_over(self, state: Mapping[str, Any]) -> None:
+    def _take_over(self, state: State) -> None:
         robot = self._robot
-        if robot.span is not None and "span" in state["counters"]:
-            robot.span.load_state_dict(robot, state["counters"]["span"])
+        counted = plain.entries(state["counters"])
+        if robot.span is not None and "span" in counted:
+            robot.span.load_state_dict(robot, counted["span"])
         for key, part in self._parts().items():
             part.load_state_dict(state[key])
         if robot.pool.driver.states.keys() <= state.keys():
             robot.pool.driver.states.load_state_dict(state)
-        counters = msgspec.convert(state["counters"], _Counters)
+        counters = msgspec.convert(counted, _Counters)
         robot.statistics.load_state_dict(msgspec.structs.asdict(counters))
-        for name, counted in counters.wrappers.items():
-            robot.wrappers[name].load_state_dict(msgspec.to_builtins(counted))
+        for name, wrapper in counters.wrappers.items():
+            robot.wrappers[name].load_state_dict(msgspec.to_builtins(wrapper))
         if robot.trace is not None:
             robot.trace.digests = {int(i): bytes.fromhex(d) for i, d in counters.trace.items()}
 

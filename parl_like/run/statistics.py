@@ -102,7 +102,7 @@ class Statistics:
             out["episode/first_open"] = float(max(first_open, 0))
         return out
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return the counters as JSON values, under the keys of checkpoints."""
         return {
             "env_steps": self.env_steps, "episodes": self.episodes, "iterations": self.iterations,
@@ -112,16 +112,18 @@ class Statistics:
             "departed_time_steps": self.departed_time_steps,
         }
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore `state_dict()`. Raises ValueError where returns have different lengths."""
-        self.env_steps, self.episodes, self.iterations = state["env_steps"], state["episodes"], state["iterations"]
-        np.array(state["returns"], np.float64)  # refuses those of different lengths
-        self.recent_returns = deque((np.asarray(r) if isinstance(r, list) else r for r in state["returns"]), maxlen=100)
-        self.recent_lengths = deque(state["lengths"], maxlen=100)
-        self.recent_parts = deque(map(np.asarray, state["parts"]), maxlen=100)
-        self.rows.load_state_dict({task: list(counts) for task, counts in state["rows"].items()})
-        self.ended_once, self.episodes_cut = set(state["ended_once"]), state["episodes_cut"]
-        self.departed_time_steps = state["departed_time_steps"]
+        counts = [plain.whole(state[key]) for key in ("env_steps", "episodes", "iterations")]
+        returns = plain.listed(state["returns"])
+        np.array(returns, np.float64)  # refuses those of different lengths
+        self.env_steps, self.episodes, self.iterations = counts
+        self.recent_returns = deque((np.asarray(r) if isinstance(r, list) else r for r in returns), maxlen=100)
+        self.recent_lengths = deque(plain.wholes(state["lengths"]), maxlen=100)
+        self.recent_parts = deque(map(np.asarray, plain.listed(state["parts"])), maxlen=100)
+        self.rows.load_state_dict({task: plain.wholes(counts) for task, counts in plain.entries(state["rows"]).items()})
+        self.ended_once, self.episodes_cut = set(plain.wholes(state["ended_once"])), plain.whole(state["episodes_cut"])
+        self.departed_time_steps = plain.whole(state["departed_time_steps"])
 
 
 class Counted:

@@ -29,8 +29,10 @@ from parl_like.tasks.batch_rule import BatchRule
 from parl_like.tasks.learning_counts import LearningCounts
 from parl_like.tasks.row_slots import RowSlots
 from parl_like.tasks.task_options import TaskOptions, device_of
+from parl_like.values import plain
 from parl_like.values.errors import Diverged, unknown
 from parl_like.values.parts import part
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec
 from parl_like.values.user_calls import guarded
 
@@ -321,13 +323,13 @@ class ComputationTask:
                 network.sync_from(theirs[name], decay)  # type: ignore[operator]
             self.learned.new_version()
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Copies of all that learning depends on: networks, optimiser, counters, generators, and what else of the algorithm has
         changed."""
         with self.lock:
             return task_state(self)
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restores `state_dict()`.
 
         Raises:
@@ -343,15 +345,16 @@ class ComputationTask:
                     load_task_state(self, before)
                 raise
 
-    def load_fitting(self, state: Mapping[str, Any]) -> list[str]:
+    def load_fitting(self, state: State) -> list[str]:
         """Takes over those tensors of the networks of `state_dict()` that have the same name and shape, and nothing else.
 
         Returns:
             What was left out, 'network tensor' each.
         """
+        saved = plain.entries(state["networks"])
         with self.lock:
             left_out = [f"{name} {key}" for name, network in self.algorithm.networks().items()
-                        for key in load_what_fits(network, state["networks"].get(name, {}))]
+                        for key in load_what_fits(network, plain.entries(saved.get(name, {})))]
             self.learned.new_version()
         return left_out
 

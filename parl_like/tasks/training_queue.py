@@ -70,7 +70,7 @@ class TrainingQueue(RequestQueue):
 
     def _check(self, ticket: Ticket, values: Mapping[str, Array], first: Mapping[str, Array] | None) -> None:
         """Rows of one batch are joined, so the first request must fit the model's inputs, and the others the first."""
-        def misfit(name: str, shape: tuple[int, ...], dtype: Any, whose: str) -> SpecError:
+        def misfit(name: str, shape: tuple[int, ...], dtype: object, whose: str) -> SpecError:
             return SpecError(f"{self._where(ticket)}, training field {name!r}: expected rows of {shape} {dtype}, as in {whose}, "
                              f"got {values[name].shape[1:]} {values[name].dtype}")
 

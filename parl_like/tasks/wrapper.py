@@ -14,7 +14,9 @@ from parl_like.tasks.queues import RequestQueue
 from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.tasks.tickets import Ticket
 from parl_like.tasks.training_queue import TrainingQueue
+from parl_like.values import plain
 from parl_like.values.action_codec import ActionCodec
+from parl_like.values.plain import State
 from parl_like.values.spec import Array
 
 Transport = DriverPort[Any, RequestQueue, Ticket]
@@ -61,7 +63,7 @@ class ComputationWrapper:
                              "give agents different ids")
         return communicator
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         """Return what was counted, and the last training return."""
         return {"predict": self.predictions.counters.state_dict(), "learn": self.trainings.counters.state_dict(),
                 "last_result": {name: float(value) for name, value in self.trainings.last_result.items()}}

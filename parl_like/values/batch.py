@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from parl_like.values.batch_joining import Joining, Part, Parts, RowWriting
 from parl_like.values.batch_leaf import (
     MAPPINGS,
     NUMBERS,
@@ -19,25 +20,20 @@ from parl_like.values.batch_leaf import (
     clear,
     is_null,
     is_tensor,
-    join_leaves,
     object_array,
     rows_of,
     same,
     shape_of,
-    spare,
     stacked,
     text_of,
     to_numpy,
     to_tensor,
-    write,
 )
+from parl_like.values.field_names import Unhidden, ambiguous, hides
 from parl_like.values.spec import leaves, nest
 
 if TYPE_CHECKING:
     import torch
-
-Parts = Any
-"""A sequence of Batches or mappings. The underscore forms also take a single one."""
 
 
 class Batch:
@@ -81,7 +77,7 @@ class Batch:
             self.__dict__.update(copying.deepcopy(self.__dict__))
 
     @classmethod
-    def _of(cls, fields: dict[str, object]) -> Self:
+    def _of(cls, fields: Mapping[str, object]) -> Self:
         """A Batch of ready leaves and Batches: nothing is checked or converted. The cheap way; row access uses it."""
         batch = cls.__new__(cls)
         batch.__dict__.update(fields)
@@ -102,7 +98,7 @@ class Batch:
         if not isinstance(key, str):
             raise TypeError(f"Batch: field name {key!r} is {type(key).__name__}; expected str: str({key!r})")
         if key in _UNTOUCHABLE:
-            raise ValueError(_hides(key))
+            raise ValueError(hides(key))
         self.__dict__[key] = _leaf(value)
 
     # ---- fields
@@ -112,12 +108,12 @@ class Batch:
 
     def __setattr__(self, key: str, value: object) -> None:
         if key in _METHODS:
-            raise AttributeError(_hides(key) if key in _UNTOUCHABLE else _ambiguous(key, f"batch[{key!r}] = value"))
+            raise AttributeError(hides(key) if key in _UNTOUCHABLE else ambiguous(key, f"batch[{key!r}] = value"))
         self.__dict__[key] = _leaf(value)
 
     def __delattr__(self, key: str) -> None:
         if key in _METHODS:
-            raise AttributeError(_ambiguous(key, f"batch.pop({key!r})"))
+            raise AttributeError(ambiguous(key, f"batch.pop({key!r})"))
         if key not in self.__dict__:
             raise AttributeError(self._unknown(key))
         del self.__dict__[key]
@@ -167,7 +163,7 @@ class Batch:
 
     # ---- rows
 
-    def __getitem__(self, index: Index) -> Any:
+    def __getitem__(self, index: Index | str) -> Any:
         """A field by its name, or a Batch of the rows at `index` of every leaf, on the leading axes. Slices are views.
 
         Raises:
@@ -181,7 +177,7 @@ class Batch:
                 raise KeyError(self._unknown(index)) from None
         if not self.__dict__:
             raise IndexError("Batch: an empty Batch has no rows")
-        out: dict[str, Any] = {}
+        out: dict[str, object] = {}
         key = ""
         try:
             for key, value in self.__dict__.items():
@@ -195,7 +191,7 @@ class Batch:
             raise IndexError(f"field {key!r}: {error}") from None
         return self._of(out)
 
-    def __setitem__(self, index: Index, value: object) -> None:
+    def __setitem__(self, index: Index | str, value: object) -> None:
         """Sets a field by its name, or the rows at `index` of every leaf, to 0 or None where `value` has no such field.
 
         Raises:
@@ -208,11 +204,9 @@ class Batch:
         if not isinstance(value, (Batch, *MAPPINGS)):
             raise ValueError(f"Batch: rows are set from a Batch or mapping, got a {type(value).__name__}; name the field: "  # noqa: TRY004
                              "b.x[index] = value")
-        new = list(_rows_for(self, value if isinstance(value, Batch) else Batch(value)))
-        for leaf, rows in zip(_values(self[index]), new, strict=True):  # a trial: all fits before the first leaf changes
-            _set(spare(leaf), ..., rows)
-        for leaf, rows in zip(_values(self), new, strict=True):
-            _set(leaf, index, rows)
+        new = RowWriting(_RESERVED, self, value if isinstance(value, Batch) else Batch(value))
+        new.try_out(_values(self[index]))  # all fits before the first leaf changes
+        new.write(_values(self), index)
 
     def __len__(self) -> int:
         """Rows: the smallest leading size of the leaves; 0 for an empty Batch.
@@ -270,7 +264,7 @@ class Batch:
     # ---- joining
 
     @classmethod
-    def stack(cls, batches: Parts, axis: int = 0) -> Self:
+    def stack(cls, batches: Part | Parts, axis: int = 0) -> Self:
         """Joins batches of equal shapes on a new axis.
 
         On axis 0, fields that some parts lack are filled with 0 or None, and arrays of different shapes become an object array.
@@ -279,18 +273,10 @@ class Batch:
             ValueError: a part is no Batch or mapping; fields are missing, or shapes differ, and `axis` is not 0.
             TypeError: tensors of different shapes.
         """
-        def join(name: str, values: list[object], template: Leaf) -> Leaf:
-            if axis == 0:
-                return _from_list([blank(template) if isinstance(value, Batch) else value for value in values])
-            if any(isinstance(value, Batch) for value in values):
-                raise ValueError(f"Batch.stack: field {name!r} is missing in some parts, which only axis 0 can fill; got axis "
-                                 f"{axis}")
-            return join_leaves(name, values, axis, new_axis=True)
-
-        return cls._of(_merge(_parts(batches, "stack"), join))
+        return cls._of(Joining(_RESERVED, batches, "stack").stack(axis))
 
     @classmethod
-    def cat(cls, batches: Parts, pad: bool = False) -> Self:
+    def cat(cls, batches: Part | Parts, pad: bool = False) -> Self:
         """Joins batches along axis 0: the rows of the first, then those of the second, …
 
         Rows of a part whose field is reserved become 0 or None. Leaves without rows must be the same in all parts.
@@ -303,28 +289,17 @@ class Batch:
             ValueError: a part is no Batch or mapping; parts differ in their fields (without `pad`) or in their row shapes.
             TypeError: a field is a tensor in some parts and an array in others.
         """
-        parts = _parts(batches, "cat")
+        return cls._of(Joining(_RESERVED, batches, "cat").cat(pad))
 
-        def join(name: str, values: list[Any], template: Leaf) -> Leaf:
-            if shape_of(template) is None:
-                if all(isinstance(value, Batch) or same(value, template) for value in values):
-                    return template
-                raise ValueError(f"Batch.cat: field {name!r} has no row axis and differs between the parts; stack it into an "
-                                 "array first")
-            filled = [blank(template, len(part)) if isinstance(v, Batch) else v for v, part in zip(values, parts, strict=True)]
-            return join_leaves(name, filled, axis=0, new_axis=False)
-
-        return cls._of(_merge(parts, join, strict=not pad))
-
-    def stack_(self, batches: Parts, axis: int = 0) -> Self:
+    def stack_(self, batches: Part | Parts, axis: int = 0) -> Self:
         """`stack` of this batch, unless it is empty, and the others; in place."""
-        parts = _parts(batches, "stack")
+        parts = Joining(_RESERVED, batches, "stack").parts
         self.__dict__.update(Batch.stack(parts if self.is_empty() else [self, *parts], axis).__dict__)
         return self
 
-    def cat_(self, batches: Parts, pad: bool = False) -> Self:
+    def cat_(self, batches: Part | Parts, pad: bool = False) -> Self:
         """`cat` of this batch and the others; in place."""
-        self.__dict__.update(Batch.cat([self, *_parts(batches, "cat")], pad).__dict__)
+        self.__dict__.update(Batch.cat([self, *Joining(_RESERVED, batches, "cat").parts], pad).__dict__)
         return self
 
     __iadd__, __add__ = arithmetic(operator.iadd, True, True), arithmetic(operator.add, True, False)
@@ -332,14 +307,14 @@ class Batch:
     __imul__, __mul__ = arithmetic(operator.imul, False, True), arithmetic(operator.mul, False, False)
     __itruediv__, __truediv__ = arithmetic(operator.itruediv, False, True), arithmetic(operator.truediv, False, False)
 
-    def apply_values_transform(self, values_transform: Callable[[Leaf], Leaf]) -> Self:
+    def apply_values_transform(self, values_transform: Callable[[Any], Leaf]) -> Self:
         """A new Batch of the same structure: the function applied to every leaf, at all levels."""
         return self._of(
             {key: value.apply_values_transform(values_transform) if isinstance(value, Batch) else values_transform(value)
              for key, value in self.__dict__.items()}
         )
 
-    def _apply_(self, values_transform: Callable[[Leaf], Leaf]) -> Self:
+    def _apply_(self, values_transform: Callable[[Any], Leaf]) -> Self:
         for key, value in self.__dict__.items():
             self.__dict__[key] = value._apply_(values_transform) if isinstance(value, Batch) else values_transform(value)
         return self
@@ -363,7 +338,7 @@ class Batch:
     def dropnull(self) -> Self:
         """The rows without None and NaN, as a copy. Leaves without rows are not looked at."""
         keep = np.ones(len(self), bool)
-        for mask in _values(self.isnull()):
+        for mask in map(np.asarray, _values(self.isnull())):
             if mask.ndim:
                 keep &= ~mask[: len(keep)].reshape(len(keep), -1).any(axis=1)
         rows: Self = self[np.flatnonzero(keep)]
@@ -381,7 +356,7 @@ class Batch:
         Raises:
             ValueError: `arr` has another number of rows than the batch; `key` holds a Batch; no default fits the dtype of `arr`.
         """
-        array = _leaf(arr)
+        array: Any = _leaf(arr)
         if index is None:
             if self.__dict__ and len(array) != len(self):
                 raise ValueError(f"Batch: field {key!r} gets {len(array)} rows; expected {len(self)}; or say which: index=...")
@@ -391,7 +366,7 @@ class Batch:
             kind = np.asarray(to_numpy(array)).dtype.kind
             if default_value is None and kind not in "fcO":
                 raise ValueError(f"Batch: field {key!r} is new and its dtype {array.dtype} has no null; give a default_value")
-            column = blank(array, len(self))
+            column: Any = blank(array, len(self))
             column[...] = np.nan if default_value is None and kind != "O" else default_value
             self[key] = column
         Batch._of({key: self[key]})[index] = Batch._of({key: array})
@@ -462,43 +437,19 @@ class Batch:
         yield ")"
 
 
-def ready_batch(fields: dict[str, Leaf]) -> Batch:
+def ready_batch(fields: Mapping[str, Leaf]) -> Batch:
     """A Batch of arrays and Batches by plain names, without a look at them: for those who have just made them."""
     return Batch._of(fields)
-
-
-class _Method:
-    """A public method of Batch that a field of the same name does not hide: Python asks what has a `__set__` before the fields.
-
-    Made below, not by a decorator, so that readers and type checkers see plain methods.
-    """
-
-    def __init__(self, function: Any) -> None:
-        self.function = function
-
-    def __get__(self, batch: Batch | None, owner: type[Batch]) -> Any:
-        return self.function.__get__(batch, owner)
-
-    def __set__(self, batch: Batch, value: object) -> None:  # `Batch.__setattr__` comes first
-        raise AttributeError
 
 
 _METHODS = frozenset(dir(Batch))
 _UNTOUCHABLE = frozenset(name for name in _METHODS if name.startswith("_"))
 """Names that no field may have: Python, or this file on its fast paths, looks them up as they are."""
-for _name, _function in [*vars(Batch).items()]:
-    if _name not in _UNTOUCHABLE and not isinstance(_function, property):  # a property is safe already
-        setattr(Batch, _name, _Method(_function))
 _RESERVED = Batch()
 """Stands for a field that a part lacks; never handed out."""
-
-
-def _hides(key: str) -> str:
-    return f"Batch: field {key!r} would hide the method of that name; rename it, e.g. {key.strip('_') + '_'!r}"
-
-
-def _ambiguous(key: str, way: str) -> str:
-    return f"Batch: {key!r} is the name of a method; for the field of that name use item access: {way}"
+for _name, _function in [*vars(Batch).items()]:
+    if _name not in _UNTOUCHABLE and not isinstance(_function, property):  # a property is safe already
+        setattr(Batch, _name, Unhidden(_function))
 
 
 def _leaf(value: object) -> Leaf:
@@ -518,7 +469,8 @@ def _from_list(values: Sequence[object]) -> Leaf:
     """One leaf, or Batch, from the values of several rows."""
     batches = [issubclass(kind, (Batch, Mapping)) for kind in {type(value) for value in values}]
     if any(batches):  # numpy would take a Batch for a sequence of rows
-        return Batch.stack(values) if all(batches) else object_array(values)
+        rows = [value for value in values if isinstance(value, (Batch, Mapping))]
+        return Batch.stack(rows) if len(rows) == len(values) else object_array(values)
     return stacked(values)
 
 
@@ -538,61 +490,3 @@ def _values(batch: Batch) -> Iterator[Leaf]:
 
 def _shapes(batch: Batch) -> Iterator[tuple[int, ...]]:
     return (shape for shape in map(shape_of, _values(batch)) if shape is not None)
-
-
-def _set(leaf: Leaf, index: Index, rows: Leaf) -> None:
-    if rows is _RESERVED:
-        clear(leaf, index)
-    else:
-        write(leaf, index, rows)
-
-
-def _rows_for(batch: Batch, rows: Batch, path: str = "") -> Iterator[Leaf]:
-    """Yield what `rows` has for each leaf of `batch`, `_RESERVED` for nothing. Refuses what could not be placed there."""
-    for key in rows.__dict__.keys() - batch.__dict__.keys():
-        raise ValueError(f"Batch: field {path + key!r} is unknown here; known: {', '.join(batch.__dict__) or 'none'}; add it as "
-                         "a column first")
-    for key, mine in batch.__dict__.items():
-        value, name = rows.__dict__.get(key, _RESERVED), path + key
-        if isinstance(mine, Batch) and isinstance(value, Batch):
-            yield from _rows_for(mine, value, f"{name}.")
-        elif _is_reserved(value):
-            yield _RESERVED
-        elif isinstance(mine, Batch) or isinstance(value, Batch):
-            kinds = ("a Batch", "an array") if isinstance(mine, Batch) else ("an array", "a Batch")
-            raise ValueError(f"Batch: field {name!r} is {kinds[0]}, and the rows for it are {kinds[1]}; give the same structure")
-        elif not (isinstance(mine, np.ndarray) or is_tensor(mine) or same(mine, value)):
-            raise ValueError(f"Batch: field {name!r} has no row axis, so one row cannot differ; make it an array [N, ...] first")
-        else:
-            yield value
-
-
-def _parts(batches: Parts, verb: str) -> list[Batch]:
-    parts = [batches] if isinstance(batches, (Batch, *MAPPINGS)) else list(batches)
-    for part in parts:
-        if not isinstance(part, (Batch, *MAPPINGS)):
-            raise ValueError(f"Batch.{verb}: got a {type(part).__name__} among the parts; expected Batches or mappings")  # noqa: TRY004
-    return [part if isinstance(part, Batch) else Batch(part) for part in parts]
-
-
-def _merge(parts: Sequence[Batch], join: Callable[[str, list[Any], Leaf], Leaf], strict: bool = False,
-           path: str = "") -> dict[str, object]:
-    """`join` of every leaf's name, values in the parts (`_RESERVED` where one has none) and first real value, in the order in
-    which the fields first appear. `strict` refuses parts that have some data, but not what others have."""
-    out: dict[str, object] = {}
-    for key in dict.fromkeys(key for part in parts for key in part.__dict__):
-        name = path + key
-        values = [part.__dict__.get(key, _RESERVED) for part in parts]
-        if strict and not all(map(_is_reserved, values)):
-            for i, part in enumerate(parts):
-                if key not in part.__dict__ and not part.is_empty(recurse=True):
-                    raise ValueError(f"Batch.cat: field {name!r} is missing in part {i} (it has {', '.join(part.__dict__)}); "
-                                     "give the same fields, or fill with zeros: pad=True")
-        present = [value for value in values if not isinstance(value, Batch)]
-        if not present:
-            out[key] = Batch._of(_merge(values, join, strict, f"{name}."))
-        elif any(isinstance(value, Batch) and not _is_reserved(value) for value in values):
-            raise ValueError(f"Batch: field {name!r} is a Batch in some parts and an array in others; give the same structure")
-        else:
-            out[key] = join(name, values, present[0])
-    return out

@@ -7,20 +7,23 @@ import math
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeGuard
+from types import EllipsisType
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, Union, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from parl_like.values.spec import Array
 
 if TYPE_CHECKING:
     import torch
 
-Leaf = Any
+Leaf: TypeAlias = object
 """The value of a field that is not a nested Batch: a numpy array [N, ...], a torch tensor [N, ...], a torch Distribution with
 batch shape [N, ...], or an object without a row axis (text, None, anything else), which then belongs to all rows alike."""
 
-Index = Any
+Axis: TypeAlias = Union[int, "np.integer[Any]", slice, None, EllipsisType, Sequence[int], Array, "torch.Tensor"]
+Index: TypeAlias = Axis | tuple[Axis, ...]
 """A selection of rows: int, slice, int array, bool mask, list, or a tuple of these for the leading axes."""
 
 MAPPINGS = (dict, Mapping)  # dict first: the abstract class alone costs a Python call
@@ -39,7 +42,7 @@ def is_distribution(value: object) -> TypeGuard[torch.distributions.Distribution
     return torch is not None and isinstance(value, torch.distributions.Distribution)
 
 
-def is_array(value: object) -> bool:
+def is_array(value: object) -> TypeGuard[npt.ArrayLike]:
     """Return whether this is a number, an array or a tensor: a leaf with rows, or one number for all of them."""
     return isinstance(value, (np.ndarray, np.generic, *NUMBERS)) or is_tensor(value)
 
@@ -84,8 +87,7 @@ def rows_of(value: Leaf, index: Index) -> Leaf:
     """The rows at `index`; a leaf without rows is the same for all."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        kind = type(index)
-        plain = kind is int or kind is torch.Tensor or (kind is slice and index.step is None)
+        plain = type(index) is int or type(index) is torch.Tensor or (type(index) is slice and index.step is None)
         return value[index if plain else tensor_index(value, index)]
     if is_array(value):
         return np.asarray(value)[index]
@@ -97,7 +99,7 @@ def write(leaf: Leaf, index: Index, rows: Leaf) -> None:
     if isinstance(leaf, np.ndarray):
         leaf[index] = to_numpy(rows)
     elif is_tensor(leaf):
-        leaf[tensor_index(leaf, index)] = to_tensor(rows, leaf.dtype, leaf.device)
+        leaf[tensor_index(leaf, index)] = cast("torch.Tensor", to_tensor(rows, leaf.dtype, leaf.device))
 
 
 def tensor_index(tensor: torch.Tensor, index: Index) -> Index:
@@ -124,12 +126,17 @@ def _index_part(part: object) -> Any:
 
 def elements(shape: tuple[int, ...], index: Index) -> tuple[Array, ...]:
     """Which elements numpy means by `index` in an array of `shape`: their positions along each axis."""
-    at = tuple(map(to_numpy, index)) if isinstance(index, tuple) else to_numpy(index)
-    return np.unravel_index(np.arange(math.prod(shape)).reshape(shape)[at], shape)
+    at: Any = tuple(map(to_numpy, index)) if isinstance(index, tuple) else to_numpy(index)
+    found: tuple[Array, ...] = np.unravel_index(np.arange(math.prod(shape)).reshape(shape)[at], shape)
+    return found
 
 
 def distribution_rows(value: torch.distributions.Distribution, index: Index) -> torch.distributions.Distribution:
-    """The distribution at `index` of its batch shape; its parameters may have more axes (the choices of a Categorical)."""
+    """The distribution at `index` of its batch shape; its parameters may have more axes (the choices of a Categorical).
+
+    Raises:
+        TypeError: a distribution of another kind than Normal, Categorical, Bernoulli and Independent of these.
+    """
     from torch import distributions
 
     index = elements(tuple(value.batch_shape), index)
@@ -177,7 +184,7 @@ def blank(value: Leaf, rows: int | None = None) -> Leaf:
     return np.full(shape, _zero_of(dtype), dtype)
 
 
-def join_leaves(name: str, values: Sequence[Leaf], axis: int, new_axis: bool) -> Leaf:
+def join_leaves(name: str, values: Sequence[Any], axis: int, new_axis: bool) -> Leaf:
     """Return the `stack` (with `new_axis`) or `concatenate` of arrays or tensors; `name` is the field's, for messages.
 
     Raises:
@@ -197,7 +204,7 @@ def join_leaves(name: str, values: Sequence[Leaf], axis: int, new_axis: bool) ->
         raise ValueError(f"Batch: field {name!r} cannot be joined on axis {axis} from shapes {shapes}: {error}") from None
 
 
-def to_numpy(value: Leaf, copy: bool = False) -> Leaf:
+def to_numpy(value: Leaf, copy: bool = False) -> Any:
     """Return a tensor as an array on the CPU, bfloat16 as float32, anything else as it is; with `copy`,
     arrays in memory of their own."""
     if is_tensor(value):
@@ -267,7 +274,7 @@ def is_null(value: Leaf) -> Array:
 def text_of(value: Leaf) -> str:
     """One line; large arrays by shape and dtype."""
     if is_array(value) and math.prod(np.shape(value)) > 16:
-        return f"{'tensor' if is_tensor(value) else 'array'}(shape={np.shape(value)}, dtype={value.dtype})"
+        return f"{'tensor' if is_tensor(value) else 'array'}(shape={np.shape(value)}, dtype={getattr(value, 'dtype', None)})"
     return " ".join(repr(value).split()) if is_array(value) else repr(value)
 
 

@@ -136,7 +136,7 @@ class Setting(NamedTuple):
 
 
 @cache
-def settings_of(made: Any) -> dict[str, Setting]:
+def settings_of(made: type) -> dict[str, Setting]:
     """Return the arguments of a constructor that are numbers, flags, or several numbers."""
     found = {}
     for position, one in enumerate(list(inspect.signature(made).parameters.values())[1:]):

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
 from parl_like.data.buffers.fields import FLAGS, Positions, check_saved, in_words
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.buffers.saving import Savable
+from parl_like.values import plain
 from parl_like.values.batch import Batch
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec
 
 FEW = 16
@@ -166,7 +167,7 @@ class ByEpisode(Savable):
                 returns[i], lengths[i], starts[i], positions[i] = self._finish(lane)
         return positions, returns, lengths, starts
 
-    def _finish(self, lane: int) -> tuple[Any, int, int, int]:
+    def _finish(self, lane: int) -> tuple[Array | float, int, int, int]:
         """Moves the episode of a lane to the finished ones; returns its return, its length, and where its first and last row
         are."""
         rows, self._open[lane] = self._open[lane], []
@@ -174,7 +175,7 @@ class ByEpisode(Savable):
         first, last = self._keep(lane, tuple(columns.values()), len(rows))
         return columns["rew"].sum(0, np.float64) if "rew" in columns else 0.0, len(rows), first, last
 
-    def _saved_open(self) -> dict[str, object]:
+    def _saved_open(self) -> State:
         """The open episodes, as a ReplayBuffer whose lanes they are would save them."""
         opened = ReplayBuffer(self.n_lanes * max(min(FEW, self._longest or FEW), *map(len, self._open)), self.n_lanes)
         opened.use_fields(self._specs, self._kept.empty_keys)
@@ -183,14 +184,16 @@ class ByEpisode(Savable):
                 opened.push_rows(np.full(len(rows), lane), tuple(_columns(rows, self._specs).values()))
         return opened.state_dict()
 
-    def _loaded_open(self, state: Mapping[str, Any], kept: Mapping[str, Any], own: Mapping[str, object]) -> ReplayBuffer:
+    def _loaded_open(self, state: State, kept: State, own: Mapping[str, object]) -> ReplayBuffer:
         """Checks a saved state, in which the finished episodes are `kept`, against what this buffer was built with, and returns
         its open episodes; nothing has changed yet."""
         check_saved(self, state, own)
-        opened = ReplayBuffer(state["open"]["size"], self.n_lanes)
-        opened.load_state_dict(state["open"])
-        ended, fields = opened.specs and opened.done.any(), state["open"]["specs"]
-        if ended or opened.lane_size > (self._longest or opened.lane_size) or fields != kept["specs"][: len(fields)]:
+        saved = plain.entries(state["open"])
+        opened = ReplayBuffer(plain.whole(saved["size"]), self.n_lanes)
+        opened.load_state_dict(saved)
+        ended, fields = opened.specs and opened.done.any(), plain.listed(saved["specs"])
+        others = fields != plain.listed(kept["specs"])[: len(fields)]
+        if ended or opened.lane_size > (self._longest or opened.lane_size) or others:
             raise ValueError(f"{self!r}: the saved open episodes are over, too long, or of other fields than finished ones; the "
                              "file is damaged")
         if opened.specs[: len(self.specs)] != self.specs:

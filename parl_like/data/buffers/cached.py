@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import gymnasium as gym
@@ -10,7 +9,9 @@ import numpy as np
 
 from parl_like.data.buffers.by_episode import ByEpisode
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.values import plain
 from parl_like.values.batch import Batch
+from parl_like.values.plain import State
 from parl_like.values.spec import Array
 
 
@@ -92,18 +93,19 @@ class CachedReplayBuffer(ByEpisode):
     def __repr__(self) -> str:
         return f"CachedReplayBuffer(open={sum(map(bool, self._open))} in {self.n_lanes} lanes, main={self.main!r})"
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Everything that the rows to come depend on: plain nested dicts of JSON values, and under "columns" arrays."""
         return {"n_lanes": self.n_lanes, "max_episode_length": self.max_episode_length, "main": self.main.state_dict(),
                 "open": self._saved_open()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Takes over what `state_dict` gave.
 
         Raises:
             ValueError: another number of lanes or longest episode, or `main` refuses its part; the buffer is as before.
         """
         own = {"n_lanes": self.n_lanes, "max_episode_length": self.max_episode_length}
-        opened = self._loaded_open(state, state["main"], own)
-        self.main.load_state_dict(state["main"])
+        main = plain.entries(state["main"])
+        opened = self._loaded_open(state, main, own)
+        self.main.load_state_dict(main)
         self._set_open(opened)

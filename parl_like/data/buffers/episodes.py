@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,9 @@ from parl_like.data.buffers.fields import FLAGS, Positions, in_words, is_part
 from parl_like.data.buffers.reading import Buffer, Random
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.values import plain
 from parl_like.values.batch import Batch
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec
 
 
@@ -251,7 +253,7 @@ class EpisodeBuffer(ByEpisode, Buffer):
 
     # ---- saving
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Everything that the rows to come depend on: plain nested dicts of JSON values, and arrays under "lengths" and
         "columns"."""
         return {
@@ -260,7 +262,7 @@ class EpisodeBuffer(ByEpisode, Buffer):
             "open": self._saved_open(), "rng": rng_state(self.rng),
         }  # fmt: skip
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Takes over what `state_dict` gave. This buffer may have no fields yet, or the first of those saved.
 
         Raises:
@@ -268,20 +270,21 @@ class EpisodeBuffer(ByEpisode, Buffer):
                 it is no state.
         """
         own = {"max_rows": self.max_rows, "max_episodes": self.max_episodes, "n_lanes": self.n_lanes}
-        opened = self._loaded_open(state, state["rows"], own)
-        kept = ReplayBuffer(state["rows"]["size"], rew_dtype=self._kept.rew_dtype)
-        kept.load_state_dict(state["rows"])
+        rows, dropped = plain.entries(state["rows"]), plain.whole(state["dropped"])
+        opened = self._loaded_open(state, rows, own)
+        kept = ReplayBuffer(plain.whole(rows["size"]), rew_dtype=self._kept.rew_dtype)
+        kept.load_state_dict(rows)
         n, lengths = len(kept), np.asarray(state["lengths"])  # older files have a list
         ends = np.flatnonzero(kept.done[:n]) + 1 if kept.specs else np.zeros(0)
         in_order = kept.next_position(0) == n % kept.capacity  # it never went round
         if lengths.sum() != n or not in_order or lengths.shape != ends.shape or not np.array_equal(ends, np.cumsum(lengths)):
             raise ValueError(f"{self!r}: the saved lengths of episodes make {lengths.sum()} rows, but {n} are there, or they end "
                              "elsewhere; the file is damaged")
-        if not 0 <= state["dropped"] < 2**62:
-            raise ValueError(f"{self!r}: the saved number of dropped rows is {state['dropped']}; the file is damaged")
+        if not 0 <= dropped < 2**62:
+            raise ValueError(f"{self!r}: the saved number of dropped rows is {dropped}; the file is damaged")
         if len(lengths) > (self.max_episodes or len(lengths)) or (n > (self.max_rows or n) and len(lengths) > 1):
             raise ValueError(f"{self!r}: {len(lengths)} episodes of {n} rows were saved, more than it keeps; the file is damaged")
         self._set_open(opened)
-        self._kept, self._first, self.dropped = kept, 0, state["dropped"]
+        self._kept, self._first, self.dropped = kept, 0, dropped
         self._finished = FinishedEpisodes(lengths.astype(np.int64))
         set_rng_state(self.rng, state["rng"])

@@ -11,7 +11,9 @@ import numpy.typing as npt
 
 from parl_like.data.rng import set_rng_state
 from parl_like.data.storage.tree_encoding import CODES
+from parl_like.values import plain
 from parl_like.values.action_codec import ActionCodec
+from parl_like.values.plain import Plain, State
 from parl_like.values.spec import Array, Spec, SpecError, parts_of
 
 Positions = npt.NDArray[np.int64]
@@ -73,7 +75,11 @@ def in_units(columns: dict[str, Array], have: gym.Space[object] | None, want: gy
 
 
 def check_numbers(kind: str, specs: Sequence[Spec]) -> None:
-    """Refuses fields that hold no numbers, or are both a leaf and a group, in the name of this kind of buffer."""
+    """Refuse fields that a buffer of this kind cannot store.
+
+    Raises:
+        ValueError: a field holds no numbers, or is both a leaf and a group.
+    """
     names = {spec.name for spec in specs}
     for spec in specs:
         if spec.dtype.kind not in "biuf":
@@ -127,16 +133,24 @@ def difference(own: Sequence[Spec], other: Sequence[Spec]) -> str:
     return f"{longer[min(len(own), len(other))].name!r} only {where}"
 
 
-def saved_specs(specs: Sequence[Spec]) -> list[dict[str, object]]:
+def saved_specs(specs: Sequence[Spec]) -> list[State]:
     """As JSON values."""
     return [{"name": spec.name, "shape": list(spec.shape), "dtype": spec.dtype.str} for spec in specs]
 
 
-def loaded_specs(owner: str, saved: Sequence[Mapping[str, Any]]) -> list[Spec]:
-    for field in saved:
-        if np.dtype(field["dtype"]) not in CODES:
-            raise ValueError(f"{owner}: a saved field has dtype {field['dtype']!r:.20}; expected numbers")
-    return [Spec(s["name"], tuple(s["shape"]), np.dtype(s["dtype"]), owner=owner) for s in saved]
+def loaded_specs(owner: str, saved: Plain) -> list[Spec]:
+    """Return the fields that `saved_specs` was given.
+
+    Raises:
+        ValueError: a field holds no numbers; `owner` is named. KeyError, TypeError: these are no saved fields.
+    """
+    specs = []
+    for field in map(plain.entries, plain.listed(saved)):
+        name, dtype = str(field["name"]), str(field["dtype"])
+        if np.dtype(dtype) not in CODES:
+            raise ValueError(f"{owner}: a saved field has dtype {dtype!r:.20}; expected numbers")
+        specs.append(Spec(name, tuple(plain.wholes(field["shape"])), np.dtype(dtype), owner=owner))
+    return specs
 
 
 SPACES = ("Dict", "Tuple", "Discrete", "Box", "MultiDiscrete", "MultiBinary")
@@ -181,7 +195,11 @@ def loaded_space(saved: Mapping[str, Any] | None) -> gym.Space[object] | None:
 
 
 def loaded_columns(owner: object, specs: Sequence[Spec], columns: Mapping[str, object], n: int) -> list[Array]:
-    """The saved columns [n, …] of these fields; refuses others."""
+    """Return the saved columns [n, …] of these fields.
+
+    Raises:
+        ValueError: they are those of other fields; `owner` is named. SpecError: one has another number of rows, shape or dtype.
+    """
     names = [spec.name for spec in specs]
     if columns.keys() != set(names) or (n and not names):
         raise ValueError(f"{owner}: {n} rows were saved with the columns {', '.join(columns) or 'none'}; expected "
@@ -189,8 +207,12 @@ def loaded_columns(owner: object, specs: Sequence[Spec], columns: Mapping[str, o
     return [convert_rows(spec, columns[spec.name], n) for spec in specs]
 
 
-def check_saved(buffer: object, state: Mapping[str, Any], own: Mapping[str, object]) -> None:
-    """Refuses a saved state of a buffer that was built with other options than `own`, or with another kind of generator."""
+def check_saved(buffer: object, state: State, own: Mapping[str, object]) -> None:
+    """Refuse a saved state that is not for this buffer.
+
+    Raises:
+        ValueError: it was built with other options than `own`. ArchiveError: its generator is of another kind.
+    """
     for key, value in own.items():
         if state[key] != value:
             raise ValueError(f"{buffer!r}: the saved {key} is {state[key]}, this buffer's {value}; build it with the saved one")

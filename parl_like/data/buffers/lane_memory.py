@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from typing import Any
 
 import numpy as np
 
 from parl_like.data.buffers._rows import Ring
 from parl_like.data.buffers.fields import FLAGS, Positions, is_part, loaded_columns, saved_specs
 from parl_like.data.buffers.stored_fields import FinalObservations, StoredFields
+from parl_like.values import plain
 from parl_like.values.batch import Batch, ready_batch
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec
 
 
@@ -27,21 +28,20 @@ class LaneMemory:
 
     Attributes:
         fields: The way from the fields that are given to those that are stored.
-        ring: Columns [capacity, …] of those that are stored, and where the next row of every lane goes.
+        ring: Memory of those that are stored, and where the next row of every lane goes.
+        columns: Dotted name → [capacity, …], the memory itself.
         finals: What rows led to where no next row tells; None, where obs_next is stored.
         empty_keys: Groups of fields without a leaf so far, such as `info={}`.
     """
 
     def __init__(self, fields: StoredFields, n_lanes: int, lane_size: int) -> None:
         self.fields = fields
-        self.ring = Ring((), n_lanes, lane_size)
+        self._take(Ring((), n_lanes, lane_size))
         self.finals: FinalObservations | None = None
         self.empty_keys: tuple[str, ...] = ()
 
-    @property
-    def columns(self) -> dict[str, Array]:
-        """Dotted name → [capacity, …], the memory itself."""
-        return self.ring.block.arrays
+    def _take(self, ring: Ring) -> None:
+        self.ring, self.columns = ring, ring.block.arrays
 
     # ---- fields and lanes
 
@@ -60,7 +60,7 @@ class LaneMemory:
 
     def _move(self, fields: StoredFields, columns: Mapping[str, Array]) -> None:
         old = self.ring
-        self.ring = Ring(fields.kept, old.n_lanes, old.lane_size, columns, (old.count, old.cursor, old.written))
+        self._take(Ring(fields.kept, old.n_lanes, old.lane_size, columns, (old.count, old.cursor, old.written)))
         self.fields = fields
 
     def with_columns(self, specs: Sequence[Spec], positions: Positions, columns: Mapping[str, Array]) -> LaneMemory:
@@ -85,7 +85,7 @@ class LaneMemory:
         first = np.arange(capacity, capacity + more, old.lane_size)
         columns = {name: np.concatenate([c, np.zeros((more, *c.shape[1:]), c.dtype)]) for name, c in self.columns.items()}
         state = np.append(old.count, zeros), np.append(old.cursor, first), np.append(old.written, zeros)
-        self.ring = Ring(old.block.specs, old.n_lanes + n, old.lane_size, columns or None, state)
+        self._take(Ring(old.block.specs, old.n_lanes + n, old.lane_size, columns or None, state))
         if self.finals is not None:
             self.finals = FinalObservations(self.finals.specs, self.ring.n_lanes, self.finals)
         return first
@@ -154,7 +154,7 @@ class LaneMemory:
 
     # ---- saving
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return the fields, the cursors, and the columns [N, …] of the slots that hold a row."""
         ring, filled = self.ring, self.filled()
         return {
@@ -164,23 +164,23 @@ class LaneMemory:
             "finals": {} if self.finals is None else self.finals.state_dict(),
         }
 
-    def saved_columns(self, owner: object, specs: Sequence[Spec], state: Mapping[str, Any]) -> dict[str, Array]:
+    def saved_columns(self, owner: object, specs: Sequence[Spec], state: State) -> dict[str, Array]:
         """Return the columns of a saved state whose fields are `specs`, checked; nothing has changed.
 
         Raises:
             ValueError, SpecError: they are others, or of another number of rows; `owner` is named.
         """
         stored = self.fields.of(specs).kept
-        arrays = loaded_columns(owner, stored, state["columns"], sum(state["count"]))
+        arrays = loaded_columns(owner, stored, plain.entries(state["columns"]), sum(plain.wholes(state["count"])))
         return {spec.name: array for spec, array in zip(stored, arrays, strict=True)}
 
-    def load(self, state: Mapping[str, Any], columns: Mapping[str, Array]) -> None:
+    def load(self, state: State, columns: Mapping[str, Array]) -> None:
         """Take over a saved state, whose fields are in use, with the columns that `saved_columns` gave.
 
         Raises:
             ValueError: cursors or final observations are not those of such lanes.
         """
-        self.ring.set(state["count"], state["cursor"], state["written"])
+        self.ring.set(*(plain.wholes(state[key]) for key in ("count", "cursor", "written")))
         filled = self.filled()
         for name, array in columns.items():
             self.columns[name][:] = 0
@@ -188,4 +188,4 @@ class LaneMemory:
         if self.finals is not None:
             self.finals = FinalObservations(self.finals.specs, self.ring.n_lanes)
             if state["specs"]:
-                self.finals.load_state_dict(state["finals"], self.ring.n_lanes * self.ring.lane_size)
+                self.finals.load_state_dict(plain.entries(state["finals"]), self.ring.n_lanes * self.ring.lane_size)

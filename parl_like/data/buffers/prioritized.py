@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,6 +12,8 @@ from parl_like.data.buffers._segment_tree import SegmentTree
 from parl_like.data.buffers.fields import Positions
 from parl_like.data.buffers.reading import Random
 from parl_like.data.buffers.replay_buffer import LOCKED, ReplayBuffer
+from parl_like.values import plain
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec
 
 EPS = float(np.finfo(np.float32).eps)
@@ -35,6 +37,9 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     Attributes:
         batches_drawn: What a schedule of β counts.
         max_priority: The largest priority so far.
+
+    Raises:
+        ValueError: alpha is not above 0, or beta is below 0; and as `ReplayBuffer`.
     """
 
     locked = (*LOCKED, "update_weight", "weights")
@@ -129,6 +134,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return stale
 
     def use_fields(self, specs: Sequence[Spec], empty_keys: Sequence[str] = ()) -> None:
+        """As `ReplayBuffer.use_fields`; raises ValueError where a field is named `weight`, too."""
         if any(spec.name.partition(".")[0] == "weight" for spec in specs):
             raise ValueError(f"{self!r}: field 'weight' is made here when rows are read; store it by another name")
         super().use_fields(specs, empty_keys)
@@ -183,29 +189,31 @@ class PrioritizedReplayBuffer(ReplayBuffer):
 
     # ---- saving
 
-    def _options(self) -> dict[str, object]:
+    def _options(self) -> dict[str, bool | float]:
         beta = {} if callable(self._beta) else {"beta": float(self._beta)}
         return {**super()._options(), "alpha": self.alpha, "weight_norm": self.weight_norm, **beta}
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         return {**super().state_dict(), "weights": self._leaves[self._memory.filled()], "max_priority": self.max_priority,
                 "batches_drawn": self.batches_drawn}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
+        """As `ReplayBuffer.load_state_dict`; raises ValueError where α is another, or weights are no numbers above 0, too."""
         if "weights" not in state:
             raise ValueError(f"{self!r}: the saved buffer has no priorities; load it into a ReplayBuffer, and take its rows "
                              "over with update()")
-        alpha = state.get("options", {}).get("alpha", self.alpha)
+        alpha = plain.entries(state.get("options", {})).get("alpha", self.alpha)
         if alpha != self.alpha:
             raise ValueError(f"{self!r}: the saved weights are of alpha={alpha}, this buffer has {self.alpha}; build it with "
                              "the saved one")
         weights = np.asarray(state["weights"], np.float64)
-        if weights.shape != (sum(state["count"]),) or not (np.isfinite(weights) & (weights > 0)).all():
+        if weights.shape != (sum(plain.wholes(state["count"])),) or not (np.isfinite(weights) & (weights > 0)).all():
             raise ValueError(f"{self!r}: the saved weights are {weights.shape}; expected finite numbers above 0, one per row")
-        if not (0 < state["max_priority"] < np.inf and state["batches_drawn"] >= 0):
-            raise ValueError(f"{self!r}: the saved max_priority is {state['max_priority']}, batches_drawn "
-                             f"{state['batches_drawn']}; expected a finite number above 0, and a count")
+        highest, drawn = plain.number(state["max_priority"]), plain.whole(state["batches_drawn"])
+        if not (0 < highest < np.inf and drawn >= 0):
+            raise ValueError(f"{self!r}: the saved max_priority is {highest}, batches_drawn {drawn}; expected a finite "
+                             "number above 0, and a count")
         super().load_state_dict(state)
         self._trees()
         self._set(self._memory.filled(), weights)
-        self.max_priority, self.batches_drawn = state["max_priority"], state["batches_drawn"]
+        self.max_priority, self.batches_drawn = highest, drawn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from copy import copy
 from dataclasses import replace
 from functools import wraps
@@ -32,7 +32,9 @@ from parl_like.data.buffers.lane_memory import LaneMemory
 from parl_like.data.buffers.reading import Lanes, Random
 from parl_like.data.buffers.stored_fields import EpisodeCounts, StoredFields
 from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.values import plain
 from parl_like.values.batch import Batch
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec, SpecError, leaves
 
 RESERVED = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next", "info", "policy")
@@ -82,6 +84,9 @@ class ReplayBuffer(Lanes):
         capacity, lane_size, n_lanes: Slots in all, slots per lane, lanes.
         specs: The fields, in the order in which `push` takes their values; () before the first row.
         columns: Dotted name -> [capacity, ...], the memory itself. To be read; rows are written with push and add.
+
+    Raises:
+        ValueError: size, n_lanes or stack_num is below 1, or a lane has fewer slots than a stack has frames.
     """
 
     locked: tuple[str, ...] = LOCKED
@@ -110,7 +115,7 @@ class ReplayBuffer(Lanes):
         self._exposed: frozenset[str] = frozenset()
         self._memory = LaneMemory(StoredFields((), stack_num, ignore_obs_next, save_only_last_obs), n_lanes, self.lane_size)
         self._open = EpisodeCounts(self._memory.ring.cursor)
-        self.lock: Any = nullcontext()
+        self.lock: AbstractContextManager[object] = nullcontext()
         if threadsafe:
             self.make_threadsafe()
 
@@ -382,18 +387,18 @@ class ReplayBuffer(Lanes):
         if threadsafe:
             self.make_threadsafe()
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Everything that the rows to come depend on: plain dicts of JSON values, and under "columns" arrays of the filled
         rows."""
         return {"size": self.size, "n_lanes": self.n_lanes, "options": self._options(), **self._memory.state_dict(),
                 "open": self._open.state_dict(), "rng": rng_state(self.rng)}
 
-    def _options(self) -> dict[str, object]:
+    def _options(self) -> dict[str, bool | float]:
         """Return the options that decide how rows are stored and drawn, beside the size."""
         return {"stack_num": self.stack_num, "ignore_obs_next": self.ignore_obs_next,
                 "save_only_last_obs": self.save_only_last_obs, "sample_avail": self.sample_avail}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Takes over what `state_dict` gave. This buffer may have no fields yet, or the first of those saved.
 
         Raises:
@@ -404,14 +409,14 @@ class ReplayBuffer(Lanes):
         if saved and tuple(saved[: len(self.specs)]) != self.specs:
             raise ValueError(f"{self!r}: the saved fields are others; {difference(self.specs, saved)}")
         for key, own in self._options().items():
-            theirs = state.get("options", {}).get(key, own)
+            theirs = plain.entries(state.get("options", {})).get(key, own)
             if theirs != own and key in ("ignore_obs_next", "save_only_last_obs"):
                 raise ValueError(f"{self!r}: saved with {key}={theirs}, this buffer has {own}; build it as it was saved")
         columns = self._memory.saved_columns(self, saved, state)
         if saved:
-            self.use_fields((*self.specs, *saved[len(self.specs) :]), state["empty_keys"])
+            self.use_fields((*self.specs, *saved[len(self.specs) :]), [str(key) for key in plain.listed(state["empty_keys"])])
         self._memory.load(state, columns)
-        self._open.load_state_dict(state["open"], np.arange(self.n_lanes) * self.lane_size, self.lane_size)
+        self._open.load_state_dict(plain.entries(state["open"]), np.arange(self.n_lanes) * self.lane_size, self.lane_size)
         set_rng_state(self.rng, state["rng"])
 
     # ---- inside

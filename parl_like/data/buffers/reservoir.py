@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Never
+from typing import Never
 
 import numpy as np
 
@@ -20,7 +20,9 @@ from parl_like.data.buffers.fields import (
 )
 from parl_like.data.buffers.reading import Buffer, Random
 from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.values import plain
 from parl_like.values.batch import Batch
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec, SpecError, leaves
 
 OWNER = "reservoir buffer"
@@ -159,12 +161,12 @@ class ReservoirBuffer(Buffer):
 
     # ---- saving
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Everything that the rows to come depend on: plain dicts of JSON values, and under "columns" arrays of the kept rows."""
         return {"size": self.size, "seen": self.seen, "specs": saved_specs(self.specs),
                 "columns": self.take(np.arange(len(self))), "rng": rng_state(self.rng)}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Takes over what `state_dict` gave. This buffer may have no fields yet, or those saved.
 
         Raises:
@@ -174,11 +176,12 @@ class ReservoirBuffer(Buffer):
         saved = loaded_specs(OWNER, state["specs"])
         if (saved and self.specs and tuple(saved) != self.specs) or (state["seen"] and not saved):
             raise ValueError(f"{self!r}: the saved fields are {in_words(saved)}; load into a new buffer")
-        count = min(state["seen"], self.size)
-        arrays = loaded_columns(self, saved, state["columns"], count)
+        seen = plain.whole(state["seen"])
+        count = min(seen, self.size)
+        arrays = loaded_columns(self, saved, plain.entries(state["columns"]), count)
         if saved:
             self.allocate(saved)
         for spec, array in zip(saved, arrays, strict=True):
             self.columns[spec.name][:count] = array
-        self.seen = state["seen"]
+        self.seen = seen
         set_rng_state(self.rng, state["rng"])

@@ -96,7 +96,7 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: in
 
     Raises:
         ArchiveError: something that is no saved buffer is at `path`, or the buffer holds what a file cannot.
-        TypeError: another kind of buffer, a subclass, or a generator other than PCG64.
+        TypeError: another kind of buffer, a subclass, or a generator other than PCG64. ValueError: `rows_per_chunk` is below 1.
         ImportError: h5py is missing.
         OSError: the disk is full, read-only …; what was at `path` is still there.
     """

@@ -3,14 +3,15 @@ where no next row tells, and the statistics of open episodes."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 
 from parl_like.data.buffers._rows import Ring, RowBlock
 from parl_like.data.buffers.fields import FLAGS, Positions, as_array, convert_rows, is_part, loaded_columns
+from parl_like.values import plain
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec
 
 Names = list[str]
@@ -33,6 +34,10 @@ class StoredFields:
         ignore_obs_next: As given.
         as_given: Every value is stored as it comes. as_stored: every field is read as it is stored.
         parts: `split` of all that is readable.
+
+    Raises:
+        SpecError: an observation that should be a stack of frames is a single number. ValueError: obs and obs_next differ where
+            one is read from the other.
     """
 
     def __init__(self, specs: Sequence[Spec], stack: int = 1, ignore_obs_next: bool = False, only_last: bool = False) -> None:
@@ -78,16 +83,16 @@ class StoredFields:
         now = [name for name in names if name not in late and name not in nexts and name not in stacked]
         return now, late, stacked, [] if self.as_stored else nexts
 
-    def stored(self, values: tuple[object, ...], rows: bool = False, framed: bool = True) -> tuple[Any, ...]:
+    def stored(self, values: tuple[object, ...], rows: bool = False, framed: bool = True) -> tuple[object, ...]:
         """Return those of the values of `specs` that are stored; `framed`: observations are stacks, where this buffer takes
         such."""
         return self._pick(self._stored, values, rows, framed)
 
-    def nexts(self, values: tuple[object, ...], rows: bool = False, framed: bool = True) -> tuple[Any, ...]:
+    def nexts(self, values: tuple[object, ...], rows: bool = False, framed: bool = True) -> tuple[object, ...]:
         """Return the values of obs_next that are not stored."""
         return self._pick(self._nexts, values, rows, framed)
 
-    def _pick(self, which: list[tuple[int, bool]], values: tuple[object, ...], rows: bool, framed: bool) -> tuple[Any, ...]:
+    def _pick(self, which: list[tuple[int, bool]], values: tuple[object, ...], rows: bool, framed: bool) -> tuple[object, ...]:
         if len(values) != len(self.specs):
             raise IndexError
         return tuple([self._newest_frame(i, values[i], rows) if is_framed and framed else values[i] for i, is_framed in which])
@@ -165,21 +170,22 @@ class FinalObservations:
         self.known[lane] = False
         self.table = {position: row for position, row in self.table.items() if position not in positions}
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         at = sorted(self.table)
         rows = {s.name: np.stack([self.table[p][s.name] for p in at]) if at else s.zeros(0) for s in self.specs}
         return {"positions": np.array(at, np.int64), "rows": rows, "fresh": self.known.copy(),
                 "pending": {name: column.copy() for name, column in self.newest.arrays.items()}}
 
-    def load_state_dict(self, state: Mapping[str, Any], capacity: int) -> None:
+    def load_state_dict(self, state: State, capacity: int) -> None:
         """Takes over what `state_dict` of a buffer of that many slots gave. Raises ValueError where it is none."""
-        n, at = len(self.known), state["positions"].astype(np.int64).tolist()
+        n, at = len(self.known), plain.array(state["positions"]).astype(np.int64).tolist()
         if at and not 0 <= min(at) <= max(at) < capacity:
             raise ValueError(f"final observations of positions {min(at)} to {max(at)}; expected some of {capacity} slots")
         self.known = convert_rows(_KNOWN, state["fresh"], n).copy()
-        for spec, column in zip(self.specs, loaded_columns("final observations", self.specs, state["pending"], n), strict=True):
+        pending, rows = plain.entries(state["pending"]), plain.entries(state["rows"])
+        for spec, column in zip(self.specs, loaded_columns("final observations", self.specs, pending, n), strict=True):
             self.newest.arrays[spec.name][:] = column
-        columns = loaded_columns("final observations", self.specs, state["rows"], len(at))
+        columns = loaded_columns("final observations", self.specs, rows, len(at))
         self.table = {p: {spec.name: c[i].copy() for spec, c in zip(self.specs, columns, strict=True)} for i, p in enumerate(at)}
 
 
@@ -202,7 +208,8 @@ class EpisodeCounts:
     def forget(self, lane: int | slice = slice(None)) -> None:
         self.returns[lane], self.lengths[lane] = 0.0, 0
 
-    def count(self, ring: Ring, lanes: Positions, positions: Positions, rew: Array, done: Array) -> tuple[Any, ...]:
+    def count(self, ring: Ring, lanes: Positions, positions: Positions, rew: Array, done: Array
+              ) -> tuple[Array, Positions, Positions]:
         """Adds row i, of lane `lanes[i]`, with reward `rew` [k, *shape] float64, in C order.
 
         Returns:
@@ -215,10 +222,10 @@ class EpisodeCounts:
         returns, lengths, starts = ring.count_episodes(lanes, positions, flat, done, totals, self.lengths, self.starts)
         return returns.reshape(-1, *shape), lengths, starts
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         return {"return": self.returns.tolist(), "length": self.lengths.tolist(), "start": self.starts.tolist()}
 
-    def load_state_dict(self, state: Mapping[str, object], firsts: Positions, lane_size: int) -> None:
+    def load_state_dict(self, state: State, firsts: Positions, lane_size: int) -> None:
         """Takes over what `state_dict` gave, of lanes that begin at `firsts`. Raises ValueError where it is none."""
         returns = np.array(state["return"], np.float64)
         lengths, starts = np.array(state["length"], np.int64), np.array(state["start"], np.int64)

@@ -41,6 +41,7 @@ from parl_like.data.storage.tree_encoding import (
     versions,
 )
 from parl_like.data.storage.tree_encoding import ArchiveError as ArchiveError
+from parl_like.values.plain import Plain
 from parl_like.values.spec import Array
 
 FORMAT = 1
@@ -161,7 +162,7 @@ def _header(name: str, tensors: list[StoredArray]) -> bytes:
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def read_archive(path: Path, check: Callable[[Manifest], None] | None = None) -> tuple[dict[str, Any], Manifest]:
+def read_archive(path: Path, check: Callable[[Manifest], None] | None = None) -> tuple[dict[str, Plain], Manifest]:
     """The tree and the manifest of an archive; arrays are newly allocated and writable, tensors lie on the CPU.
 
     Args:
@@ -179,7 +180,7 @@ def read_archive(path: Path, check: Callable[[Manifest], None] | None = None) ->
 
 def read_components(
     path: Path, spare: Callable[[str], bool], check: Callable[[Manifest], None] | None = None,
-) -> tuple[dict[str, object], Manifest, dict[str, str]]:
+) -> tuple[dict[str, Plain], Manifest, dict[str, str]]:
     """As `read_archive`, but goes on where a component is damaged or missing of whose name `spare` says that it may be.
 
     Returns the tree of the good components, the manifest, and name -> what is wrong of the bad ones.
@@ -200,8 +201,8 @@ def check_archive(path: Path, check: Callable[[Manifest], None] | None = None) -
 
 
 def _read(path: Path, spare: Callable[[str], bool], check: Callable[[Manifest], None] | None, keep: bool
-          ) -> tuple[dict[str, object], Manifest, dict[str, str]]:
-    tree: dict[str, object] = {}
+          ) -> tuple[dict[str, Plain], Manifest, dict[str, str]]:
+    tree: dict[str, Plain] = {}
     bad: dict[str, str] = {}
     with _opened(path) as (found, folder):
         manifest = _manifest(found, folder)
@@ -261,8 +262,9 @@ def _manifest(path: Path, folder: int) -> Manifest:
         text = stream.read(MAX_MANIFEST + 1)
     if len(text) > MAX_MANIFEST:
         raise damaged(file, f"at most {MAX_MANIFEST} bytes", "more")
-    body = parse(file, text)
-    number = body.get("format") if isinstance(body, dict) else None
+    parsed = parse(file, text)
+    body = parsed if isinstance(parsed, dict) else {}
+    number = body.get("format")
     if type(number) is int and number > FORMAT:
         raise refusal(file, f"format {FORMAT}", f"format {number}, written by a newer parl_like", "upgrade parl_like")
     if number != FORMAT:
@@ -316,7 +318,7 @@ def _check_files(path: Path, folder: int, component: Component) -> None:
             raise damaged(path / stored.name, f"{stored.size} bytes", f"{info.st_size} bytes")
 
 
-def _read_component(path: Path, folder: int, component: Component, count: PartsCount, keep: bool) -> Any:
+def _read_component(path: Path, folder: int, component: Component, count: PartsCount, keep: bool) -> Plain:
     """Read and check one component. Return its value; without `keep` its arrays have no row and take no memory."""
     head, *rest = component.files
     text = _read_file(path / head.name, folder, head, True)[0].tobytes()

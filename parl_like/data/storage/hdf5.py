@@ -9,12 +9,14 @@ import math
 import os
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 
 from parl_like.data.storage.safe_files import open_file, replacing
 from parl_like.data.storage.tree_encoding import CODES, ArchiveError, PartsCount, damaged, decode, encode, pieces, refusal
+from parl_like.values.plain import Plain, State
 from parl_like.values.spec import Array
 
 FORMAT = 1
@@ -23,7 +25,7 @@ _MARK = "parl_like replay format"  # root attribute of a file
 _PLAIN = "$values"  # its dataset of plain values; labels of arrays never hold a '$'
 
 
-def _h5py() -> Any:
+def _h5py() -> ModuleType:
     try:
         return importlib.import_module("h5py")
     except ImportError as error:
@@ -39,7 +41,7 @@ def _digest(component: str, name: str, array: Array) -> str:
     return digest.hexdigest()
 
 
-def write_hdf5(path: Path, tree: dict[str, Any]) -> None:
+def write_hdf5(path: Path, tree: State) -> None:
     h5py = _h5py()
     if os.path.lexists(path) and not _is_ours(h5py, path):
         raise refusal(path, "a new name or a saved buffer to replace", "something else", "choose another path")
@@ -57,7 +59,7 @@ def write_hdf5(path: Path, tree: dict[str, Any]) -> None:
             os.fsync(written.fileno())
 
 
-def _is_ours(h5py: Any, path: Path) -> bool:
+def _is_ours(h5py: ModuleType, path: Path) -> bool:
     try:
         opened = open_file(path)
     except OSError as error:
@@ -71,13 +73,13 @@ def _is_ours(h5py: Any, path: Path) -> bool:
         return False
 
 
-def read_hdf5(path: Path, spare: Callable[[str], bool]) -> tuple[dict[str, object], dict[str, str]]:
+def read_hdf5(path: Path, spare: Callable[[str], bool]) -> tuple[dict[str, Plain], dict[str, str]]:
     """The tree of an HDF5 file, and what is wrong with those chunks that are damaged.
 
     A file may point to other files, be compressed without bounds, or hold objects: all that is refused before it is followed.
     """
     h5py = _h5py()
-    tree: dict[str, object] = {}
+    tree: dict[str, Plain] = {}
     bad: dict[str, str] = {}
     try:
         try:
@@ -107,7 +109,7 @@ def read_hdf5(path: Path, spare: Callable[[str], bool]) -> tuple[dict[str, objec
 _DAMAGE = (OSError, KeyError, ValueError, TypeError, RuntimeError, AttributeError, OverflowError, MemoryError)
 
 
-def _member(h5py: Any, path: Path, group: Any, name: str, kind: type) -> Any:
+def _member(h5py: ModuleType, path: Path, group: Any, name: str, kind: type) -> Any:
     """Return what is under a name, if that is of this kind and in this file."""
     link = group.get(name, getlink=True)
     found = group.get(name, getclass=True) if type(link) is h5py.HardLink else type(link)
@@ -116,7 +118,7 @@ def _member(h5py: Any, path: Path, group: Any, name: str, kind: type) -> Any:
     return group[name]
 
 
-def _read_group(h5py: Any, path: Path, component: str, group: Any, limit: int, count: PartsCount) -> Any:
+def _read_group(h5py: ModuleType, path: Path, component: str, group: Any, limit: int, count: PartsCount) -> Any:
     """One component; `limit` is the size of the file, which its arrays cannot exceed."""
     arrays: dict[str, tuple[str, Array]] = {}
     text = b""

@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import msgspec
 import numpy as np
 
+from parl_like.values.plain import Plain
 from parl_like.values.spec import Array
 
 MAX_VALUES = 16 << 20  # bytes of one component's plain values
@@ -164,7 +165,7 @@ def pieces(array: Array) -> Iterator[memoryview]:
         yield np.ascontiguousarray(rows[start : start + step]).reshape(-1).view(np.uint8).data
 
 
-def decode(file: Path, text: bytes, arrays: dict[str, tuple[str, Array]]) -> Any:
+def decode(file: Path, text: bytes, arrays: dict[str, tuple[str, Array]]) -> Plain:
     """The inverse of `encode`.
 
     Args:
@@ -180,7 +181,7 @@ def decode(file: Path, text: bytes, arrays: dict[str, tuple[str, Array]]) -> Any
     return value
 
 
-def decode_value(file: Path, value: object, arrays: dict[str, tuple[str, Array]], depth: int) -> Any:
+def decode_value(file: Path, value: Plain, arrays: dict[str, tuple[str, Array]], depth: int) -> Plain:
     """The inverse of `EncodedComponent._encode`; takes every array that it uses out of `arrays`."""
     if depth > MAX_DEPTH:
         raise damaged(file, f"at most {MAX_DEPTH} levels", "more")
@@ -212,10 +213,10 @@ def decode_value(file: Path, value: object, arrays: dict[str, tuple[str, Array]]
     return out
 
 
-def parse(file: Path, text: bytes) -> Any:
+def parse(file: Path, text: bytes) -> Plain:
     """JSON as this module writes it: ASCII, no key twice, finite numbers."""
 
-    def once(pairs: list[tuple[str, object]]) -> dict[str, Any]:
+    def once(pairs: list[tuple[str, Plain]]) -> dict[str, Plain]:
         if len(out := dict(pairs)) < len(pairs):
             raise ValueError("a key is given twice")
         return out
@@ -226,9 +227,10 @@ def parse(file: Path, text: bytes) -> Any:
         return value
 
     try:
-        return json.loads(text.decode("ascii"), object_pairs_hook=once, parse_float=finite, parse_constant=finite)
+        value: Plain = json.loads(text.decode("ascii"), object_pairs_hook=once, parse_float=finite, parse_constant=finite)
     except (ValueError, RecursionError) as error:
         raise damaged(file, "the JSON that was written", str(error)[:100]) from None
+    return value
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -15,6 +15,8 @@ import numpy as np
 
 from parl_like.data.buffers.fields import Positions
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.values import plain
+from parl_like.values.plain import State
 from parl_like.values.spec import Array, specs_of
 from parl_like.values.user_calls import Guarded
 
@@ -106,11 +108,11 @@ class Transform(Guarded):
         """
         return rows
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """The statistics, as arrays and plain values; {} where there are none."""
         return {}
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Takes over what `state_dict` gave. Raises ValueError where it has other fields, or another kind of moments."""
 
     def __repr__(self) -> str:
@@ -195,18 +197,18 @@ class Transforms:
             rows = transform.replay(rows, source)
         return rows
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """The statistics of those that have any, under '<place> <class>'."""
         states = {f"{i} {type(transform).__name__}": transform.state_dict() for i, transform in enumerate(self._chain)}
         return {key: state for key, state in states.items() if state}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Takes over what `state_dict` gave. Raises ValueError where another chain saved it."""
         own = self.state_dict().keys()
         if state.keys() != own:
             raise ValueError(f"{self!r}: the saved statistics are of {list(state)}; expected {list(own)}: build the saved chain")
         for key, part in state.items():
-            self._chain[int(key.split()[0])].load_state_dict(part)
+            self._chain[int(key.split()[0])].load_state_dict(plain.entries(part))
 
     def __len__(self) -> int:
         return len(self._chain)

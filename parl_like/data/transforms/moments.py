@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from functools import reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from parl_like.values import plain
+from parl_like.values.plain import State
 from parl_like.values.spec import Array
 
 MIN_VAR = 1e-8  # a constant field is divided by 1e-4, not by 0
@@ -34,6 +35,9 @@ class Moments:
 
     Attributes:
         mean, std: [*shape] float64, of what is in use; 0 and 1 before the first batch. std is at least 1e-4.
+
+    Raises:
+        ValueError: both are given, rate is outside (0, 1], or window is below 1.
     """
 
     def __init__(self, rate: float | None = None, window: int | None = None) -> None:
@@ -102,14 +106,14 @@ class Moments:
                 self._parts = (_merge(parts[0], part, self.rate) if parts else part,)
             self._behind = True
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """rate, window; n [k], mean and var [k, *shape] of k parts: 0 or 1, windowed up to `window`; where rows are made ready
         for updates, the number of the newest, and the moments that are in use for it."""
         arrays = {key: np.array([getattr(part, key) for part in self._parts], np.float64) for key in _MomentsPart._fields}
-        used = {"update_number": self._update_number, "used_mean": np.array(self.mean), "used_std": np.array(self.std)}
+        used: State = {"update_number": self._update_number, "used_mean": np.array(self.mean), "used_std": np.array(self.std)}
         return {"rate": self.rate, "window": self.window, **arrays, **(used if self._update_number >= 0 or self._behind else {})}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Takes over what `state_dict` gave. Raises ValueError where they are moments of another kind."""
         for key in ("rate", "window"):
             if state[key] != getattr(self, key):
@@ -118,7 +122,7 @@ class Moments:
             columns = (np.array(state[key]) for key in _MomentsPart._fields)
             self._parts = tuple(_MomentsPart(float(n), m, v) for n, m, v in zip(*columns, strict=True))
             self._use()
-            self._update_number = state.get("update_number", -1)
+            self._update_number = plain.whole(state.get("update_number", -1))
             if "used_mean" in state:
                 self._total, self._behind = (np.array(state["used_mean"]), np.array(state["used_std"])), True
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Sequence
+from typing import Literal
 
 import gymnasium as gym
 import numpy as np
@@ -12,6 +12,8 @@ import numpy as np
 from parl_like.data.transforms.chain import Fields, Flat, Source, Transform, leaf_of
 from parl_like.data.transforms.moments import Moments
 from parl_like.data.transforms.scale import ObservationTransform, RewardTransform, counted
+from parl_like.values import plain
+from parl_like.values.plain import State
 from parl_like.values.spec import Array
 
 Phase = Literal["replay", "rollout", "never"]
@@ -38,14 +40,14 @@ class _Normalizer(Transform):
         if phase == "replay" or at_once:
             moments.renew(self.update_number)
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         return {name: moments.state_dict() for name, moments in self.moments.items()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         if state.keys() != self.moments.keys():
             raise ValueError(f"{self!r}: the saved fields are {list(state)}; expected {list(self.moments)}")
         for name, moments in self.moments.items():
-            moments.load_state_dict(state[name])
+            moments.load_state_dict(plain.entries(state[name]))
 
 
 class ObservationNormalizer(_Normalizer, ObservationTransform):

@@ -60,7 +60,7 @@ class AlgorithmProxy(AlgorithmPort):
             raise AttributeError(name)
         raise AttributeError(f"{self.__dict__.get('_kind')}.{name}: {self.__dict__.get('_elsewhere')}")
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{self._kind}.{name} cannot be assigned here: {self._elsewhere}")
 
 
@@ -162,7 +162,7 @@ class RemoteAgent(AgentPort):
 class RemoteEnv(EnvPort):
     """A proxy of an environment that is in a worker, with what hooks may ask of it: the episode that has just ended there."""
 
-    def __init__(self, agent: str, observe: Any) -> None:
+    def __init__(self, agent: str, observe: object) -> None:
         self._agent, self.observe = agent, observe
         self.episode_return: object = 0.0
         self.episode_length = self.time_steps = self.env_index = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from operator import is_
 from typing import Any
 
@@ -16,6 +16,8 @@ from parl_like.environment.stop_conditions import StopWhenAgent
 from parl_like.run.agent_pool import AgentPool
 from parl_like.run.agent_states import same_agents
 from parl_like.run.robot_state import WORKERS
+from parl_like.values import plain
+from parl_like.values.plain import State
 
 
 class WorkerStates:
@@ -74,26 +76,29 @@ class WorkerStates:
     def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
         return {int(i): bytes.fromhex(d) for part in self._ask("trace") for i, d in part.items()}
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return the state of every worker: 'agents', 'buffers', 'trace'."""
         return {WORKERS: {str(number): state for number, state in enumerate(self._ask("state"))}}
 
     def keys(self) -> set[str]:
         return {WORKERS}
 
-    def check(self, state: Mapping[str, Any]) -> None:
-        saved = state[WORKERS]
-        same_agents([index for part in saved.values() for index in part["agents"]], self._pool.agents)
+    def check(self, state: State) -> None:
+        saved = plain.entries(state[WORKERS])
+        agents = [plain.entries(plain.entries(part)["agents"]) for part in saved.values()]
+        same_agents([index for part in agents for index in part], self._pool.agents)
         if len(saved) != len(self.supervisor.workers):
             raise ValueError(f"Robot: the saved state has {len(saved)} workers, this robot {len(self.supervisor.workers)}; set "
                              f"Processes(workers={len(saved)})")
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Give every worker its part of a saved state that `check` has passed."""
         learns = {name: task.learns for name, task in self._pool.tasks.items()}
         workers = self.supervisor.workers
-        states = [{**state[WORKERS][str(worker.number)], "learns": learns} for worker in workers]
+        saved = plain.entries(state[WORKERS])
+        states = [{**plain.entries(saved[str(worker.number)]), "learns": learns} for worker in workers]
         self._ask("load", states)
         for worker, part in zip(workers, states, strict=True):
             if worker.agents[0].env is not None:
-                worker.agents[0].env.time_steps = sum(agent.get("time_steps", 0) for agent in part["agents"].values())
+                worker.agents[0].env.time_steps = sum(
+                    plain.whole(plain.entries(agent).get("time_steps", 0)) for agent in plain.entries(part["agents"]).values())

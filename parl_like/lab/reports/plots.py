@@ -271,7 +271,11 @@ def _no_metric(metric: str, header: Sequence[str]) -> str:
 
 def on_common_steps(curves: Sequence[tuple[Floats, Floats]]) -> tuple[Floats, Floats]:
     """Curves of several runs on one axis, interpolated between their own points: steps [p] over the range that all runs cover,
-    and values [runs, p]."""
+    and values [runs, p].
+
+    Raises:
+        PlotError: no step is in the range of all.
+    """
     start, stop = max(steps[0] for steps, _ in curves), min(steps[-1] for steps, _ in curves)
     if start > stop:
         raise PlotError("these runs have no environment steps in common; plot them one by one")

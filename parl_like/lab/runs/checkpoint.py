@@ -17,6 +17,7 @@ import msgspec
 from parl_like.data.storage.archive import ArchiveError, Manifest, check_archive, read_archive, read_manifest, write_archive
 from parl_like.data.storage.safe_files import clean_partial, open_folder, place_of, read_file, remove_folder, replace_file
 from parl_like.data.storage.tree_encoding import refusal
+from parl_like.values.plain import State
 
 MAX_FAILURES = 3
 RETRY_S = 0.5  # between two attempts of one save
@@ -44,7 +45,7 @@ class Meta(msgspec.Struct, frozen=True):
 class Loaded(NamedTuple):
     """The result of `Checkpoints.load`. `skipped`: what was tried before it, and why it was not used."""
 
-    tree: dict[str, object]
+    tree: State
     manifest: Manifest
     path: Path
     skipped: list[tuple[str, str]]
@@ -83,6 +84,7 @@ class Checkpoints:
             Its directory, or None where the disk refused (full, read-only …): a warning went out, and the older ones are intact.
 
         Raises:
+            ValueError: `step` is below 0, or at least 10¹⁸.
             OSError: MAX_FAILURES saves in a row failed, over `give_up_s` seconds.
             ArchiveError: the tree holds what cannot be stored.
         """

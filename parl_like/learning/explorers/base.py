@@ -71,7 +71,11 @@ class Explorer(Guarded):
 
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
         """Noise [n, *shape] of the next `n` rows of one helper, whose acting steps are `step` … `step` + n − 1. With `kept` they
-        are a row of each lane, in the order of `memory`."""
+        are a row of each lane, in the order of `memory`.
+
+        Raises:
+            TypeError: the class has a noise spec, and does not define it.
+        """
         raise TypeError(f"{type(self).__name__} has a noise spec but no draw()")
 
     def greedy(self) -> float | Array:
@@ -153,6 +157,10 @@ class StructuredExplorer(Explorer):
 
     Args:
         parts: Name of the array without `act`, such as `arm.grip` → its explorer: one with noise and a `log_prob`.
+        log_prob: Whether rows get the log-probability of the whole action, [N] float.
+
+    Raises:
+        ValueError: the explorer of a part remembers its episode.
     """
 
     settings = ("kinds",)
@@ -218,7 +226,7 @@ class Noise:
         self.explorer, self.rng, self.drawn = explorer, rng, drawn
         self.left: list[Any] = []
         self._acted = 0
-        self._before: dict[str, object] = rng_state(rng)  # the generator's state when the block was drawn
+        self._before = rng_state(rng)  # the generator's state when the block was drawn
         for one in (explorer, *getattr(explorer, "parts", {}).values()):
             one._drawn = self
         if explorer.kept is not None:
@@ -226,7 +234,11 @@ class Noise:
 
     @property
     def memory(self) -> tuple[Array, ...]:
-        """Return what the explorer remembers of the episodes; () if nothing."""
+        """Memory of the explorer for the open episodes, one array [n_lanes, …]; () if it has none.
+
+        Raises:
+            ValueError: it is given an array of another shape.
+        """
         return () if self.explorer.kept is None else (self.explorer.memory,)
 
     @memory.setter
@@ -267,21 +279,21 @@ class Noise:
             self.left = [self.explorer.greedy()] * size
         return self.left.pop()
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """The unused part of the block, as the generator's state before it and a position; how many rows there were; and the
         explorer's memory."""
         size = NOISE_BLOCK if self.left else 0
         return {"acted": self._acted, "noise_at": NOISE_BLOCK - len(self.left), "noise_size": size, "noise_rng": self._before,
                 "explorer_memory": [part.copy() for part in self.memory]}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Draws the block again; the caller sets the generator afterwards."""
         self.left = []
         set_rng_state(self.rng, state["noise_rng"])
         self._before = rng_state(self.rng)
         if state["noise_size"] and self.drawn:
-            self._acted = state["acted"] - NOISE_BLOCK
+            self._acted = plain.whole(state["acted"]) - NOISE_BLOCK
             self.draw()
-            del self.left[NOISE_BLOCK - state["noise_at"] :]
-        self._acted = state["acted"]
-        self.memory = state.get("explorer_memory", ())
+            del self.left[NOISE_BLOCK - plain.whole(state["noise_at"]) :]
+        self._acted = plain.whole(state["acted"])
+        self.memory = tuple(map(plain.array, plain.listed(state.get("explorer_memory", ()))))

@@ -55,6 +55,9 @@ class SquashedGaussian(Gaussian):
             action alone is distributed as without it; together they go further, which helps where much has to be done before
             anything is rewarded (Eberhard et al. 2023). About 1 / (1 − ρ) acts go the same way.
         The others: As for `Gaussian`; `log_prob` is that of each action alone, as it is found when it is learned from.
+
+    Raises:
+        ValueError: correlation is outside [0, 1).
     """
 
     def __init__(self, shape: int | Sequence[int], log_prob: bool = False, correlation: float = 0.0) -> None:
@@ -161,7 +164,11 @@ class GSDE(Gaussian):
     Args:
         shape: Of one action.
         features: Rows of `basis` [N, features, numbers].
+        log_prob: As for `Gaussian`.
         period: Acts after which ε is drawn anew also within an episode; None: never.
+
+    Raises:
+        ValueError: period is below 1.
     """
 
     needs = ("mean", "log_std", "basis")

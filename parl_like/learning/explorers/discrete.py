@@ -45,6 +45,9 @@ class EpsilonGreedy(Explorer):
         epsilon: A number in [0, 1]; a schedule over the acts of one helper, counted from 1; or several numbers, of which each
             episode draws one for itself (a ladder like that of Horgan et al. 2018, over episodes).
         random_ties: Choose among equally good actions at random instead of the first; for tables, whose values begin equal.
+
+    Raises:
+        ValueError: a number of `epsilon`, or the first of a schedule, is outside [0, 1], or there is none.
     """
 
     reads, settings = "q", ("random_ties",)
@@ -185,6 +188,10 @@ class Softmax(Categorical):
 
     Args:
         temperature: Above 0, in the units of the values.
+        log_prob: As for `Categorical`.
+
+    Raises:
+        ValueError: temperature is not above 0.
     """
 
     reads, settings = "q", ("temperature", "log_prob")
@@ -298,6 +305,9 @@ class BootstrappedHeads(Explorer):
 
     Args:
         n: Number of heads.
+
+    Raises:
+        ValueError: n is below 1.
     """
 
     reads, given = "q", "head"
