@@ -134,7 +134,11 @@ class Acting:
         return {name: read_only(value) if row < 0 else read_only(value)[row] for name, value in out.items()}
 
     def ask(self, rows: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs of any number of rows; see `AgentHelper.ask`."""
+        """Return the outputs of any number of rows; see `AgentHelper.ask`.
+
+        Raises:
+            SpecError: the fields are not those that the task predicts from.
+        """
         if self.agent.signal is not None:
             self.agent.obey()
         names = [spec.name for spec in self.comm.wrapper.predictions.specs]

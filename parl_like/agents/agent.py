@@ -74,7 +74,11 @@ class Agent(Guarded):
 
     def bind(self, pool: PoolPort, index: int, rng: np.random.Generator, label: str = "agent") -> None:
         """Called once, before anything else, by the pool that it belongs to: the robot, that of an evaluation, or that of a
-        worker process."""
+        worker process.
+
+        Raises:
+            ValueError: the agent has an option that is the environment's, or `on_bad_value` is none.
+        """
         if name := next((name for name in ("action_repeat", "max_episode_steps") if hasattr(self, name)), ""):  # options once
             raise ValueError(f"{type(self).__name__}: {name} is the environment's business; give the robot a factory of "
                              "parl_like.envs.wrappers.ActionRepeat(env, n) or gymnasium.wrappers.TimeLimit(env, steps)")
@@ -156,7 +160,11 @@ class Agent(Guarded):
     # ------------------------------------------------------------------------------------------------------ what users write
 
     def run_one_episode(self) -> None:
-        """Acts until the episode ends: the first task acts, and the helpers of all tasks store every step."""
+        """Acts until the episode ends: the first task acts, and the helpers of all tasks store every step.
+
+        Raises:
+            AgentFailed: the robot has no task.
+        """
         helpers = list(self.helpers.values())
         if not helpers:
             raise AgentFailed(f"{self}: the robot has no task that could act; give it one, or write run_one_episode")

@@ -21,6 +21,9 @@ class EpisodicHelper(OnPolicyHelper):
     Args:
         episodes: Episodes of this agent, all its environments together, per training request.
         max_steps: Rows that one environment can hold; a longer wait is cut there and bootstrapped.
+
+    Raises:
+        ValueError: `episodes` or `max_steps` is below 1.
     """
 
     _nothing = "no episode has ended since the last learning"

@@ -36,6 +36,9 @@ class OffPolicyHelper(AgentHelper):
         random_steps: Of the first so many steps, of all agents together (of each worker process), actions are drawn evenly from
             the action space, legal ones where the observation has a `mask`. Each environment takes an equal share, rounded up.
         The others: As for `AgentHelper`.
+
+    Raises:
+        ValueError: a number is below 1 (`warmup`, `random_steps`: below 0), or learning could never begin.
     """
 
     learns = True

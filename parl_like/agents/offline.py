@@ -30,6 +30,9 @@ class OfflineHelper(OffPolicyHelper):
         in_order: Requests go through the data in the order in which it is stored, again and again; the last of a pass is as short
             as it must be. `last` marks the rows after which there is a cut, the last of the request included. None: where the
             algorithm's window asks for it.
+
+    Raises:
+        ValueError: the data has fewer rows than `batch_size`, or `store_info` is given. ArchiveError: the directory is damaged.
     """
 
     given_on = ("size", "batch_size")

@@ -33,6 +33,9 @@ class OnPolicyHelper(AgentHelper):
 
     Attributes:
         dropped: Rows dropped as too old.
+
+    Raises:
+        ValueError: unroll is no whole number of at least 1.
     """
 
     learns = True

@@ -34,6 +34,9 @@ class PopulationHelper(AgentHelper):
     Args:
         episodes: Per candidate and generation.
         The others: As for `AgentHelper`.
+
+    Raises:
+        ValueError: episodes is below 1.
     """
 
     learns = sends_returns = True
@@ -69,7 +72,11 @@ class PopulationHelper(AgentHelper):
         self._evaluates = self.mode != "test" and self.task.train
 
     def episode_seed(self) -> int | None:
-        """Return the seed of the next episode; before, send what a generation has brought, once all its episodes are over."""
+        """Return the seed of the next episode; before, send what a generation has brought, once all its episodes are over.
+
+        Raises:
+            ValueError: there are more agents than episodes of a generation.
+        """
         if not self._evaluates or self.collecting:
             return None
         if self._number() >= self.population * self.episodes:

@@ -197,7 +197,11 @@ class RowWriter:
         return self.acting.transforms.replay(rows, Source(buffer, indices, self.context.rng, last_index, real))
 
     def read(self, index: object, key: str, transformed: bool) -> Any:
-        """See `AgentHelper.read`."""
+        """Return what `AgentHelper.read` returns.
+
+        Raises:
+            NotEnoughRows: the helper keeps no rows. KeyError: they have no such field. IndexError: a position holds no row.
+        """
         context, buffer = self.context, self.context.buffer
         if buffer is None:
             raise NotEnoughRows(f"{context.where}: {self.options.kind.__name__} keeps no rows to read")

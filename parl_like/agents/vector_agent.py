@@ -25,6 +25,9 @@ class VectorAgent(Agent):
 
     Args:
         n_envs: Environments that are made of a single one.
+
+    Raises:
+        ValueError: n_envs is below 1.
     """
 
     vector = True

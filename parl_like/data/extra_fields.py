@@ -48,8 +48,8 @@ class KeptColumns:
 
     def values(self, act: object, last: tuple[object, Mapping[str, Array] | None, int], info: Mapping[str, object] | None,
                ends: Any) -> tuple[Any, ...]:
-        """Return the values of the row with this action. `last` has the action that was predicted last, all outputs, and its row
-        in these.
+        """Return the values of the row with this action. `last` has the action that was predicted last, all outputs
+        [N, …], and its row in these.
 
         Raises:
             ValueError: the action is another one. SpecError: `info` lacks a key, or has something else there.
@@ -106,5 +106,5 @@ class KeptColumns:
 
 
 def policy_specs(arrays: Mapping[str, Array]) -> tuple[Spec, ...]:
-    """The columns of a prediction's outputs `policy.*`, of which these are rows."""
+    """Return the columns for a prediction's outputs `policy.*`, of which these are rows [N, …]."""
     return tuple(Spec(name, value.shape[1:], value.dtype) for name, value in arrays.items() if is_part(name, "policy"))

@@ -79,7 +79,7 @@ def first_step(obs: object, env_id: int = 0, info: object = None) -> TimeStep:
 
 def next_step(obs: object, rew: float | Array, terminated: bool, truncated: bool, act: object, env_id: int = 0,
               info: object = None) -> TimeStep:
-    """The step that `env.step(act)` gives, from gymnasium's five values.
+    """The step that `env.step(act)` gives, from gymnasium's five values; rew is a number, or [n] where it is a vector.
 
     A true end that falls on the time limit (both flags) is a true end: discount 0.
 

@@ -219,7 +219,11 @@ class ThreadsDriver(Driver):
     # ------------------------------------------------------------------------------------------------------- the robot's side
 
     def start(self, agents: Sequence[Agent], wrappers: Sequence[ComputationWrapper]) -> None:
-        """Starts all threads. Where it raises, `halt` and `join` end those that have started."""
+        """Starts all threads. Where it raises, `halt` and `join` end those that have started.
+
+        Raises:
+            RuntimeError: one is still busy since the last stop, or the system gives no more threads.
+        """
         late = self._late()
         if late:
             raise RuntimeError(f"still busy since the last stop: {', '.join(map(str, late))}; nobody can start twice, so wait "

@@ -243,6 +243,7 @@ class Film(Hook):
         return self._declared / self._reel.every
 
     def post_act(self, agent: AgentPort) -> None:
+        """Keep a picture and its texts. Raises NotDrawable where the environment gives no picture."""
         env = agent.env
         try:
             given = env.render()

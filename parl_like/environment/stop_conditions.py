@@ -118,7 +118,11 @@ class StopAfterIterations(_StopAfter):
 
 
 class StopAfterSeconds(StopCondition):
-    """`seconds` after the run began, by the monotonic clock."""
+    """`seconds` after the run began, by the monotonic clock.
+
+    Raises:
+        ValueError: seconds is below 0.
+    """
 
     def __init__(self, seconds: float) -> None:
         if not seconds >= 0:
@@ -174,6 +178,9 @@ class StopWithoutImprovement(StopCondition):
 
     Args:
         value: What should rise; None: the return of the episode that ended.
+
+    Raises:
+        ValueError: patience is below 1, or delta below 0.
     """
 
     def __init__(self, patience: int, delta: float = 0.0, value: Callable[[Any], float] | None = None) -> None:

@@ -37,7 +37,8 @@ Init = Callable[[Tensor], object]
 
 
 def fast_tanh(x: Tensor) -> Tensor:
-    """tanh x = 2 σ(2x) − 1, to 2e-7; overwrites x. torch's σ takes a fifth of the time of its tanh on a CPU."""
+    """tanh x = 2 σ(2x) − 1, to 2e-7, in the shape of x, which is overwritten. torch's σ takes a fifth of the time of
+    its tanh on a CPU."""
     return torch.tanh_(x) if x.is_cuda else torch.rsub(torch.sigmoid(x.mul_(2.0)), -1.0, alpha=-2.0)
 
 
@@ -151,7 +152,8 @@ class LayerFunc(nn.Module, metaclass=Brief):
         raise TypeError(f"{type(self).__name__} has no shapes(in_size): return the shape of each parameter")
 
     def initialise(self, key: str, value: Tensor) -> None:
-        """Fill parameter or buffer `key` in place with its initial value. Raises TypeError where a class does not define it."""
+        """Fill parameter or buffer `key`, of the shape in `shapes`, with its initial value. Raises TypeError where a class does
+        not define it."""
         raise TypeError(f"{type(self).__name__} has no initialise(key, value): fill the value in place")
 
     @property

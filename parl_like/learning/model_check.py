@@ -65,7 +65,7 @@ def flat_outputs(out: Mapping[str, object]) -> dict[str, object]:
 
 
 def check_rows(owner: Callable[[], str], out: Mapping[str, Array], rows: int) -> None:
-    """Raises SpecError for an output of `predict` that has not one row for each of the batch."""
+    """Check that each output of `predict` is [rows, …]; raises SpecError for one that is not."""
     for name, value in out.items():
         if not value.ndim or len(value) != rows:
             spec = Spec(name, value.shape[1:], value.dtype, owner=f"{owner()}, output of predict")

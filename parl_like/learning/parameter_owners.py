@@ -53,7 +53,7 @@ class LearnedParameters:
         return {} if self.optimization is None else self.optimization.optimizers
 
     def optimized(self) -> list[torch.Tensor]:
-        """Return all of them, also those that another task owns."""
+        """Return all parameters, of any shape, also those that another task owns."""
         return [] if self.optimization is None else self.optimization.parameters
 
     def _steppers(self) -> dict[str, Stepper]:

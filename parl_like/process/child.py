@@ -17,7 +17,8 @@ Made = TypeVar("Made")
 
 
 def readable(descriptors: Sequence[int], seconds: float) -> list[int]:
-    """Wait for the first of the descriptors that can be read, or whose other end is closed; return all of these.
+    """Wait for the first of the descriptors that can be read, or whose other end is closed, at most so many seconds;
+    return all of these, [] after that time.
 
     (`select.select` knows no number above 1023.)
     """

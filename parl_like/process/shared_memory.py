@@ -41,7 +41,7 @@ def size_of(columns: Sequence[Column]) -> int:
 
 
 def views(memory: Any, columns: Sequence[Column]) -> list[Array]:
-    """The arrays that lie in `memory`, which they keep alive.
+    """Return the arrays that lie in `memory`, of the shapes and dtypes of the columns; they keep it alive.
 
     Args:
         memory: Anything with a buffer of at least `size_of(columns)` bytes; the arrays are read-only where it is.

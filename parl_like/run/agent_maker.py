@@ -42,7 +42,11 @@ class AgentMaker:
 
     def make_example(self) -> Agent:
         """Make an agent that is closed already, for drivers whose agents are made elsewhere: making it tells the wrappers what
-        the agents will ask, and finds a mistake before a process is started."""
+        the agents will ask, and finds a mistake before a process is started.
+
+        Raises:
+            ValueError: the environment is made already, or a transform keeps statistics, which are one process's alone.
+        """
         if is_made(self._options.env):
             raise ValueError("Robot: an environment itself cannot go to a worker process; "
                              f"driver={self._pool.driver_name!r} needs a factory (`lambda: gym.make(...)`) or an id")

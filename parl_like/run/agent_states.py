@@ -33,7 +33,7 @@ class States(Protocol):
         """Return the keys of `state_dict`."""
 
     def check(self, state: State) -> None:
-        """Raise ValueError where a saved state is that of other agents or workers."""
+        """Check whose a saved state is. Raises ValueError where it is that of other agents or workers."""
 
     def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave; other keys may stand beside its own."""

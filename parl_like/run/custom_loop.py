@@ -28,7 +28,12 @@ def collecting(pool: AgentPool, how: bool | str) -> Iterator[None]:
 
 
 def update_by_hand(pool: AgentPool, task: str, batch_size: int) -> dict[str, Any]:
-    """Let a task learn from what its helpers have stored; return the training return, {} where nothing is stored."""
+    """Let a task learn from what its helpers have stored; return the training return, {} where nothing is stored.
+
+    Raises:
+        ValueError: the task learns on-policy and `batch_size` is given, or its helper does not learn from stored rows.
+        NotEnoughRows: as `Robot.update`.
+    """
     buffer = pool.buffers.get(task)
     if buffer is None or not len(buffer):
         return {}

@@ -195,7 +195,11 @@ class Evaluator:
 
     def source(self, env: EnvSource) -> Any:
         """Return the source of evaluations' environments: a factory, or an environment of the caller that is theirs for the
-        time."""
+        time.
+
+        Raises:
+            ValueError: neither `env` nor the robot gives one.
+        """
         if env is not None:
             return factory_of(env)
         source = self._robot.pool.options.env if self._robot.eval_env is None else self._robot.eval_env
@@ -206,7 +210,11 @@ class Evaluator:
 
     def pool(self, n: int, seed: int | None, source: EnvSource, stop: StopCondition | None, limit: int | None) -> AgentPool:
         """Make agents, environments and queues of their own, which play the robot's tasks in test mode. An environment of the
-        caller (`source`) is used by one agent, and not closed. Episodes of more than `limit` steps are cut off."""
+        caller (`source`) is used by one agent, and not closed. Episodes of more than `limit` steps are cut off.
+
+        Raises:
+            ValueError: limit is below 1.
+        """
         robot = self._robot
         if limit is not None and limit < 1:
             raise ValueError(f"evaluate: max_episode_steps is {limit}; expected at least 1, or None for no bound")
@@ -232,7 +240,11 @@ class Evaluator:
         return pool
 
     def scored(self, seen: Episodes) -> Episodes:
-        """Return the episodes of an evaluation, with what they are worth by the robot's `score`; nothing without episodes."""
+        """Return the episodes of an evaluation, with what they are worth by the robot's `score`; nothing without episodes.
+
+        Raises:
+            ValueError: the score is a number that these episodes do not have, or its function gave none.
+        """
         if seen.returns:
             given, numbers = self._robot.score, seen.numbers()
             if not callable(given) and given not in numbers:
@@ -252,7 +264,11 @@ class Evaluator:
         self, n_epochs: int, steps_per_epoch: int, episodes: int, *, seed: int | None, stop: Callable[[float], bool] | None,
         best: str | Path | None, hooks: Sequence[Hook],
     ) -> Iterator[tuple[int, dict[str, float], dict[str, Any]]]:
-        """See `Robot.epochs`."""
+        """Yield what `Robot.epochs` yields.
+
+        Raises:
+            ValueError: `n_epochs` or `steps_per_epoch` is below 1.
+        """
         robot = self._robot
         if n_epochs < 1 or steps_per_epoch < 1:
             raise ValueError(f"epochs: n_epochs is {n_epochs} and steps_per_epoch {steps_per_epoch}; expected at least 1 each")
@@ -285,7 +301,11 @@ class Evaluator:
 
 
 def greedy_action(pool: AgentPool, name: str, obs: object) -> Any:
-    """The best action of a pool's task for an observation, or for n of them, stacked; see `Robot.act`."""
+    """The best action of a pool's task for an observation, or for n of them, stacked; see `Robot.act`.
+
+    Raises:
+        ValueError: the task looks back at earlier observations. SpecError: the observation does not fit the model.
+    """
     task, transforms, queue = pool.tasks[name], pool.transforms[name], pool.wrappers[name].predictions
     inputs = task.algorithm.model.inputs()
     if any(key.startswith("state") for key in inputs) or transforms.behind:

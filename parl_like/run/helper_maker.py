@@ -47,7 +47,11 @@ class HelperMaker:
 
     def make(self, name: str, agents: Sequence[Agent], seeds: Sequence[np.random.SeedSequence], stores: bool = True) -> None:
         """Give every new agent a helper of one task, or one for each of its roles; before the first of all, make the task's
-        wrapper and, where rows are stored (`stores`), its buffer."""
+        wrapper and, where rows are stored (`stores`), its buffer.
+
+        Raises:
+            ValueError: the helpers of a task, or its helper and its algorithm, do not fit each other.
+        """
         task, sync, mode = self.tasks[name], self.options.sync, self.options.mode
         make = task.helper or AgentHelper
         players = [(agent, role, own) for agent, seed in zip(agents, seeds, strict=True)

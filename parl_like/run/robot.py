@@ -209,6 +209,7 @@ class Robot(Counted):
             hooks: Those that were not hooks of the run before hear PRE_EPISODE of the episodes that go on.
 
         Raises:
+            TypeError: `stop` is no number of steps and no StopCondition.
             What an agent, an environment or a task raised, named. POST_EXPERIMENT fires all the same.
         """
         if isinstance(stop, int) and not isinstance(stop, bool):
@@ -234,6 +235,7 @@ class Robot(Counted):
             The metrics of the training, by 'task/metric'.
 
         Raises:
+            ValueError: the robot is async, or no helper of it learns.
             AgentFailed: helpers learn only by `learn()`, and each agent has taken 100,000 steps without calling it.
         """
         if not self.sync:
@@ -277,6 +279,9 @@ class Robot(Counted):
 
         Args:
             random: Actions are drawn evenly from the action space instead, legal ones where the observation has a `mask`.
+
+        Raises:
+            ValueError: both or none of `n_step` and `n_episode` are given, one is below 1, or there is no environment.
         """
         if (n_step is None) == (n_episode is None):
             raise ValueError(f"collect: give exactly one of n_step and n_episode; got n_step={n_step}, n_episode={n_episode}")
@@ -303,6 +308,7 @@ class Robot(Counted):
             The training return; {} where nothing is stored.
 
         Raises:
+            KeyError: there is no such task. ValueError: the rows are in worker processes, or as the task learns from them.
             NotEnoughRows: the buffer has fewer rows than `batch_size`, or no whole episode where those are learned from.
         """
         if task not in self.tasks:
@@ -322,7 +328,7 @@ class Robot(Counted):
 
         Raises:
             ValueError: the task remembers what it saw before (a recurrent model, stacked frames), so a single observation is not
-                enough.
+                enough; or the robot has no task. KeyError: there is no such task. SpecError: the observation does not fit.
         """
         if not self.tasks:
             raise ValueError("act: this robot has no task that could act")

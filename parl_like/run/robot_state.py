@@ -96,7 +96,11 @@ class RobotState:
         return out
 
     def load(self, state: State) -> None:
-        """See `Robot.load_state_dict`."""
+        """Restore a state, see `Robot.load_state_dict`.
+
+        Raises:
+            ValueError: it does not fit this robot; nothing was changed.
+        """
         robot = self._robot
         if isinstance(state, Mapping):
             self._check_kinds(state)

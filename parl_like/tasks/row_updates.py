@@ -26,6 +26,7 @@ class RowUpdates:
 
         Raises:
             Diverged: a number in that is not finite. The arrays are as `learn` left them, for there is no copy of before.
+            TypeError: it returned no numbers by name.
         """
         algorithm = self.algorithm
         attributes = algorithm.__dict__  # past `__setattr__`: this is in every step of an environment

@@ -73,6 +73,9 @@ class ComputationTask:
             learn.
         row_slots: Which rows of what it remembers belong to which agent.
         output_shapes: Of one row of each output of `predict`. policy_specs: those of `policy`, which helpers store.
+
+    Raises:
+        TypeError: replicas are asked for, and `algorithm` is no function. ValueError: there is no such device.
     """
 
     helper: Callable[[], Any] | None = part("options.helper")
@@ -152,7 +155,11 @@ class ComputationTask:
         return self._runner is not None
 
     def build(self, seed: np.random.SeedSequence | None = None) -> None:
-        """Builds the algorithm, unless it exists, with parameters drawn from `seed`; the global generators stay untouched."""
+        """Builds the algorithm, unless it exists, with parameters drawn from `seed`; the global generators stay untouched.
+
+        Raises:
+            ContractError: the model does not offer what the algorithm calls. TypeError: the function gave no algorithm.
+        """
         seed = np.random.SeedSequence(0) if seed is None else seed
         algorithm_seed, torch_seed, numpy_seed = seed.generate_state(3)
         if self._runner is None:

@@ -103,8 +103,8 @@ class ActionCodec:
     # ------------------------------------------------------------------------------------------------------------ to the policy
 
     def to_policy(self, act: Any) -> tuple[Array, ...]:
-        """Return a policy's arrays, in the order of `names`, of one action of the environment or of stacked ones. What the map to
-        the environment has clipped or rounded stays so.
+        """Return a policy's arrays, in the order of `names`, of one action of the environment, or [N, …] of N stacked ones.
+        What the map to the environment has clipped or rounded stays so.
 
         Raises:
             ValueError: the action has other parts than the space.

@@ -31,7 +31,8 @@ NUMBERS = (int, float, complex, np.number, np.bool_)
 
 
 def is_tensor(value: object) -> TypeGuard[torch.Tensor]:
-    """Return whether this is a torch tensor. Nobody can hold one before torch is imported, so it is not imported here."""
+    """Return whether this is a torch tensor, of any shape. Nobody can hold one before torch is imported, so that is not done
+    here."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
 
@@ -103,7 +104,7 @@ def write(leaf: Leaf, index: Index, rows: Leaf) -> None:
 
 
 def tensor_index(tensor: torch.Tensor, index: Index) -> Index:
-    """`index` in the part of numpy's language that torch understands."""
+    """Return `index`, for the leading axes of a tensor of any shape, in the part of numpy's language that torch understands."""
     parts, plain = index if isinstance(index, tuple) else (index,), True
     for part in parts:
         if type(part) is slice:

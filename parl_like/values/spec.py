@@ -130,7 +130,7 @@ class Spec:
 
     @cached_property
     def integer_bounds(self) -> tuple[Array | int, Array | int] | None:
-        """`low` and `high` where they allow less than the integer dtype does; else None."""
+        """`low` and `high`, numbers or arrays of `shape`, where they allow less than the integer dtype does; else None."""
         if self.dtype.kind not in "iu" or self.low is None or self.high is None:
             return None
         limits = np.iinfo(self.dtype)

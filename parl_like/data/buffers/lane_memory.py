@@ -175,7 +175,7 @@ class LaneMemory:
         return {spec.name: array for spec, array in zip(stored, arrays, strict=True)}
 
     def load(self, state: State, columns: Mapping[str, Array]) -> None:
-        """Take over a saved state, whose fields are in use, with the columns that `saved_columns` gave.
+        """Take over a saved state, whose fields are in use, with the columns [N, …] that `saved_columns` gave.
 
         Raises:
             ValueError: cursors or final observations are not those of such lanes.

@@ -156,7 +156,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
     # ---- drawing and reading
 
     def sample_indices(self, n: int | None, rng: np.random.Generator | None = None, ahead: int = 0, behind: int = 0) -> Positions:
-        """As `ReplayBuffer.sample_indices`, but rows are drawn in proportion to their weights."""
+        """As `ReplayBuffer.sample_indices`, [n] int64, but rows are drawn in proportion to their weights."""
         drawn = super().sample_indices(n, rng, ahead, behind)
         self.batches_drawn += n is None or n > 0
         return drawn
@@ -177,7 +177,7 @@ class PrioritizedReplayBuffer(ReplayBuffer):
         return importance
 
     def gather(self, positions: Positions, last: Positions | None = None, names: Sequence[str] | None = None) -> dict[str, Array]:
-        """As `ReplayBuffer.gather`, with `weight`."""
+        """As `ReplayBuffer.gather`, with `weight` [N] float32."""
         wanted = None if names is None else [name for name in names if name != "weight"]
         out = super().gather(positions, last, wanted)
         if names is None or "weight" in names:

@@ -90,17 +90,17 @@ class Lanes(Buffer, Guarded):
     # ---- positions
 
     def lane_positions(self, lane: int) -> Positions:
-        """Positions of a lane, oldest row first."""
+        """Return the positions of a lane, oldest row first, [n] int64."""
         first, count = lane * self.lane_size, int(self._memory.ring.count[lane])
         oldest = int(self._memory.ring.cursor[lane]) - first if count == self.lane_size else 0
         return first + (oldest + np.arange(count)) % self.lane_size
 
     def rows_in_order(self) -> Positions:
-        """All rows, lane after lane in time order."""
+        """Return the positions of all rows, lane after lane in time order, [N] int64."""
         return np.concatenate([self.lane_positions(lane) for lane in range(self.n_lanes)])
 
     def newest(self) -> Positions:
-        """Position of the newest row of every lane; meaningless for an empty lane."""
+        """Return the position of the newest row of every lane, [n_lanes] int64; meaningless for an empty lane."""
         first = np.arange(self.n_lanes) * self.lane_size
         return np.asarray(first + (self._memory.ring.cursor - first - 1) % self.lane_size, np.int64)
 
@@ -132,7 +132,7 @@ class Lanes(Buffer, Guarded):
         return positions
 
     def window(self, start: int, stop: int) -> Positions:
-        """Positions start, start + 1, … before stop, running round inside one lane; none if the two are equal.
+        """Return positions start, start + 1, … before stop, [n] int64, running round inside one lane; none if these are equal.
 
         Raises:
             ValueError: the two lie in different lanes.
@@ -160,19 +160,22 @@ class Lanes(Buffer, Guarded):
         return walk(positions.ravel()).reshape(positions.shape)
 
     def prev(self, index: object) -> Positions:
-        """The row before, within the episode; an episode's first row and the oldest row of a lane are their own."""
+        """Return the row before, within the episode: int64, in the shape of the index. An episode's first row and the oldest row
+        of a lane are their own. Raises IndexError as `positions`."""
         return self._each(index, self._memory.ring.prev)
 
     def next(self, index: object) -> Positions:
-        """The row after, within the episode; a row that ends one and the newest row of a lane are their own."""
+        """Return the row after, within the episode: int64, in the shape of the index. A row that ends one and the newest row of a
+        lane are their own. Raises IndexError as `positions`."""
         return self._each(index, self._memory.ring.next)
 
     def episode_end(self, index: object) -> Positions:
-        """The newest row of the episode of each row, so far as it is stored."""
+        """Return the newest row of the episode of each row, so far as it is stored: int64, in the shape of the index. Raises
+        IndexError as `positions`."""
         return self._each(index, self._memory.ring.episode_end)
 
     def unfinished_index(self) -> Positions:
-        """The newest row of every lane whose episode is not over."""
+        """Return the newest row of every lane whose episode is not over, [n] int64, n ≤ n_lanes."""
         newest = self.newest()[self._memory.ring.count > 0]
         return newest[~self._done(newest)] if len(newest) else newest
 
@@ -228,7 +231,7 @@ class Lanes(Buffer, Guarded):
     # ---- choosing rows
 
     def sample_indices(self, n: int | None, rng: np.random.Generator | None = None, ahead: int = 0, behind: int = 0) -> Positions:
-        """Positions of rows: n > 0 drawn with replacement; 0 all of them, lane after lane in time order.
+        """Return positions of rows, [n] int64: n > 0 drawn with replacement; 0 all of them, lane after lane in time order.
 
         None draws as many as there are rows; n < 0, or an empty buffer, gives none. Here every row is as likely as the others.
 
@@ -333,7 +336,11 @@ class Lanes(Buffer, Guarded):
     def next_observations(
         self, positions: Positions, names: Sequence[str], stored: Mapping[str, Array], stack: int,
     ) -> dict[str, Array]:
-        """obs_next of the rows, by its names; `stored` has its newest frames where they are stored."""
+        """Return obs_next of the rows [N], by its names, [N, …], with `stack` > 1 [N, stack, …].
+
+        Args:
+            stored: The newest frames [N, …] of obs_next, where they are stored.
+        """
         own = {name: "obs" + name[8:] for name in names}
         if self._memory.finals is None:  # only the frames before it are to be fetched
             frames = self.stacked(positions, list(own.values()), stack)

@@ -128,9 +128,11 @@ class FinalObservations:
             self.table = {position: {**zeros, **row} for position, row in before.table.items()}
 
     def check(self, nexts: tuple[object, ...]) -> None:
+        """Refuse values of one row that do not fit; raises SpecError."""
         self._spare.write(0, nexts)
 
     def convert(self, nexts: tuple[object, ...], n: int) -> list[Array]:
+        """Return values of n rows as [n, …] of each field. Raises SpecError where one does not fit."""
         return [convert_rows(spec, value, n) for spec, value in zip(self.specs, nexts, strict=True)]
 
     def keep(self, lane: int, position: int, nexts: tuple[object, ...], truncated: bool) -> None:
@@ -142,6 +144,7 @@ class FinalObservations:
             self.settle(lane, position)
 
     def keep_rows(self, lanes: Positions, positions: Positions, nexts: list[Array], truncated: Array) -> None:
+        """Keep what k rows led to, after they were written: lanes and positions [k], nexts [k, …] each, truncated [k] bool."""
         for position in positions.tolist() if self.table else ():
             self.table.pop(position, None)
         for spec, array in zip(self.specs, nexts, strict=True):
@@ -159,8 +162,11 @@ class FinalObservations:
         return {name: column[lane].copy() for name, column in self.newest.arrays.items()}
 
     def find(self, position: int, newest: Positions) -> dict[str, Array]:
-        """Return what the row at `position` led to, {} if it is not known; `newest` are the positions of the lanes' newest
-        rows."""
+        """Return what the row at `position` led to, by field and without a row axis; {} if it is not known.
+
+        Args:
+            newest: [n_lanes] positions of the lanes' newest rows.
+        """
         if position in self.table:
             return self.table[position]
         lanes = np.flatnonzero((newest == position) & self.known).tolist()
@@ -202,6 +208,7 @@ class EpisodeCounts:
         self.starts: Positions = starts.copy()
 
     def add_lanes(self, starts: Positions) -> None:
+        """Add lanes whose first slots are `starts`, [n] int64."""
         self.returns = np.concatenate([self.returns, np.zeros((len(starts), *self.returns.shape[1:]))])
         self.lengths, self.starts = np.append(self.lengths, np.zeros_like(starts)), np.append(self.starts, starts)
 
@@ -226,7 +233,11 @@ class EpisodeCounts:
         return {"return": self.returns.tolist(), "length": self.lengths.tolist(), "start": self.starts.tolist()}
 
     def load_state_dict(self, state: State, firsts: Positions, lane_size: int) -> None:
-        """Takes over what `state_dict` gave, of lanes that begin at `firsts`. Raises ValueError where it is none."""
+        """Takes over what `state_dict` gave, of lanes that begin at `firsts`, [n_lanes] int64.
+
+        Raises:
+            ValueError: it is none, or is not that of these lanes.
+        """
         returns = np.array(state["return"], np.float64)
         lengths, starts = np.array(state["length"], np.int64), np.array(state["start"], np.int64)
         fits = len(returns) == len(firsts) and lengths.shape == starts.shape == firsts.shape and (lengths >= 0).all()

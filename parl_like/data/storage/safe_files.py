@@ -29,7 +29,8 @@ _HIDDEN = re.compile(r"\.(partial|replaced)\.(.+)\.[0-9a-f]{8}")  # names of `_h
 
 
 def open_folder(path: Path, base: Path | None = None) -> int:
-    """A descriptor of the directory `path`, for the caller to close. Raises OSError: there is none, or a link is on the way.
+    """A descriptor of the directory `path`, for the caller to close. Raises OSError: there is none, or (NotADirectoryError) a
+    link is on the way.
 
     `base`: a directory above it (or itself) that the user has named, and that may be a link; below it none is followed. None:
     `path` itself must not be one.

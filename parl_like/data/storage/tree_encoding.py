@@ -80,7 +80,8 @@ class PartsCount:
 
 
 def encode(path: Path, name: str, value: object) -> tuple[bytes, dict[str, Array]]:
-    """One component: its plain values as ASCII JSON, and its arrays by the labels that stand for them there, little-endian.
+    """One component: its plain values as ASCII JSON, and its arrays by the labels that stand for them there, in
+    their shapes, little-endian.
 
     Raises ArchiveError as `write_archive`; it names `path`.
     """
@@ -147,7 +148,7 @@ class EncodedComponent:
 
 
 def as_numpy(value: Any, code: str) -> Array:
-    """The leaf as a little-endian array of the dtype that `code` names; a CPU tensor shares its memory."""
+    """Return the leaf as a little-endian array of its shape, of the dtype that `code` names; a CPU tensor shares its memory."""
     if not isinstance(value, np.ndarray):
         import torch
 
@@ -158,7 +159,7 @@ def as_numpy(value: Any, code: str) -> Array:
 
 
 def pieces(array: Array) -> Iterator[memoryview]:
-    """An array's bytes in C order; only what is not contiguous is copied, a piece at a time."""
+    """Yield the bytes of an array of any shape in C order, at most 1 MB at a time; only what is not contiguous is copied."""
     rows = array.reshape(1) if array.ndim == 0 else array
     step = max(1, PIECE * len(rows) // max(1, rows.nbytes))
     for start in range(0, len(rows) if rows.size else 0, step):
@@ -170,7 +171,8 @@ def decode(file: Path, text: bytes, arrays: dict[str, tuple[str, Array]]) -> Pla
 
     Args:
         file: Which is named where something is wrong.
-        arrays: Label -> safetensors' code of its dtype, array. They become part of the result, and none is left here.
+        arrays: Label -> safetensors' code of its dtype, array of its shape.
+            They become part of the result, and none is left here.
 
     Raises:
         ArchiveError: `text` is not what `encode` made, or the arrays are not those that it names, each once.
@@ -182,7 +184,11 @@ def decode(file: Path, text: bytes, arrays: dict[str, tuple[str, Array]]) -> Pla
 
 
 def decode_value(file: Path, value: Plain, arrays: dict[str, tuple[str, Array]], depth: int) -> Plain:
-    """The inverse of `EncodedComponent._encode`; takes every array that it uses out of `arrays`."""
+    """Return the inverse of `EncodedComponent._encode`; takes every array that it uses, in its shape, out of `arrays`.
+
+    Raises:
+        ArchiveError: it is nothing that `_encode` writes, or is nested over 64 levels.
+    """
     if depth > MAX_DEPTH:
         raise damaged(file, f"at most {MAX_DEPTH} levels", "more")
     if isinstance(value, list):

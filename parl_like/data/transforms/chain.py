@@ -188,6 +188,7 @@ class Transforms:
         return obs
 
     def reward(self, rew: Array) -> Array:
+        """Return the reward [N, …] as all transforms, one after the other, make it."""
         for transform in self._chain:
             rew = transform.reward(rew)
         return rew

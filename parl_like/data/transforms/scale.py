@@ -167,6 +167,7 @@ def check_bounds(transform: Transform, low: float, high: float) -> None:
 
 
 def check_reward(transform: Transform, rew: Array, shape: tuple[int, ...]) -> None:
+    """Refuse a reward of another shape, or with NaN, in the name of the transform; raises its error, a ValueError."""
     if rew.shape != shape or rew.dtype.kind not in "biuf":
         raise transform.error("rew", f"{shape} numbers", f"{rew.shape} {rew.dtype}")
     if np.isnan(rew).any():
@@ -174,7 +175,8 @@ def check_reward(transform: Transform, rew: Array, shape: tuple[int, ...]) -> No
 
 
 def counted(rows: Flat) -> Array:
-    """Which rewards count, as bool that broadcasts against rew: all, but of rows that look n steps ahead the first `valid`."""
+    """Return which rewards count, bool [N, n, 1 …] that broadcasts against rew: all, but of rows that look n steps ahead the
+    first `valid`."""
     rew = rows["rew"]
     if "valid" not in rows:
         return np.ones((1,) * rew.ndim, bool)

@@ -455,7 +455,7 @@ class HostedDriver(CooperativeDriver):
         return WorkerStates(self.supervisor, self._recipes, self.pool, self._connect, self._pump)
 
     def refuse_agents(self) -> None:
-        """The callers that would wait for themselves are hooks and stop conditions here."""
+        """As `Driver.refuse_agents`. The callers that would wait for themselves are hooks and stop conditions here."""
         if self.reports.calling:
             raise RuntimeError(CALLED_BY_AGENT)
 

@@ -73,7 +73,11 @@ class Link(Protocol):
 
     def rows(self, worker: WorkerHandle, specs: Sequence[Spec], block: Sequence[int], n: int) -> Mapping[str, Array]:
         """`n` rows of a request that says where they are (`parl_like.drivers.workers.shared_rows`), where workers share
-        memory."""
+        memory.
+
+        Raises:
+            WireError: they share none.
+        """
         raise WireError("rows in shared memory, from a worker that shares none")
 
 

@@ -84,6 +84,7 @@ class WorkerStates:
         return {WORKERS}
 
     def check(self, state: State) -> None:
+        """Check whose a saved state is. Raises ValueError where it is that of other agents, or of other workers."""
         saved = plain.entries(state[WORKERS])
         agents = [plain.entries(plain.entries(part)["agents"]) for part in saved.values()]
         same_agents([index for part in agents for index in part], self._pool.agents)

@@ -85,7 +85,7 @@ def improvement(a: Sequence[float], b: Sequence[float]) -> tuple[float, Interval
 
 
 def profile(scores: Sequence[float], thresholds: npt.ArrayLike) -> Floats:
-    """Performance profile: for each threshold the share of the scores that are above it."""
+    """Performance profile: for each threshold [n] the share of the scores that are above it, [n] float64 in [0, 1]."""
     shares: Floats = np.greater.outer(np.asarray(scores, np.float64), np.asarray(thresholds, np.float64)).mean(0)
     return shares
 

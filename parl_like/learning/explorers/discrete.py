@@ -75,7 +75,8 @@ class EpsilonGreedy(Explorer):
         return rng.choice(np.array(self.epsilon, np.float64), n)
 
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
-        """In [0, 1): take the action at that share of the legal ones. In [−1, 0): take the best, or that share of the best."""
+        """[n] float64. In [0, 1): take the action at that share of the legal ones. In [−1, 0): take the best, or that
+        share of the best."""
         explore, choice = rng.random((2, n))
         return np.where(explore < self.rates(step, n), choice, choice + GREEDY if self.random_ties else GREEDY)
 
@@ -260,7 +261,7 @@ class UCB(Explorer):
         self.c = c
 
     def draw(self, rng: np.random.Generator, step: int, n: int) -> Array:
-        """In [0, 1), which breaks ties."""
+        """[n] float64 in [0, 1), which breaks ties."""
         return rng.random(n)
 
     def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
