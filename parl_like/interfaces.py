@@ -23,7 +23,7 @@ Mode = Literal["collect", "update", "test"]
 UsersAgent: TypeAlias = Any
 """The agent of a method that users override. They declare `Agent`, a class of their own, or `AgentPort`, and mypy holds their
 code to that; a parameter may not be narrower than that of the method that it overrides, so the latter says nothing. Each other
-type would refuse users' code: `docs/decisions/035-types-of-overridden-methods.md`."""
+type would refuse users' code: `docs/decisions/036-types-of-overridden-methods.md`."""
 UsersRobot: TypeAlias = Any
 """The robot of such a method: `Robot`, or `RunPort`."""
 

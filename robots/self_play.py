@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from parl_like.agents.helper import AgentHelper
@@ -11,6 +11,8 @@ from parl_like.environment.hooks import Hook
 from parl_like.interfaces import AgentPort, RunPort
 from parl_like.learning.algorithm import Algorithm
 from parl_like.tasks.task import ComputationTask
+from parl_like.values import plain
+from parl_like.values.plain import State
 
 SPREAD, STEP = 400.0, 32.0
 """Points of Elo that make ten to one of the expected scores; and the most that a game moves a rating."""
@@ -36,13 +38,13 @@ class OldSelf(ComputationTask):
         super().__init__(algorithm, train=False)
         self.rating = 0.0
 
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self) -> State:
         return {**super().state_dict(), "rating": self.rating}
 
-    def load_state_dict(self, state: Mapping[str, object]) -> None:
-        rating: Any = state.get("rating", 0.0)
+    def load_state_dict(self, state: State) -> None:
+        rating = plain.number(state.get("rating", 0.0))
         super().load_state_dict({name: part for name, part in state.items() if name != "rating"})
-        self.rating = float(rating)
+        self.rating = rating
 
 
 class VersionPool(Hook):

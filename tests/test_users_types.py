@@ -298,7 +298,7 @@ def test_what_users_declare_is_held_against_their_code(tmp_path):
 
 
 def test_no_other_type_of_the_agent_takes_what_users_write(tmp_path):
-    """Decision 035: the port refuses `Agent`, Never refuses super(), and a generic hook its own agent or a list."""
+    """Decision 036: the port refuses `Agent`, Never refuses super(), and a generic hook its own agent or a list."""
     assert [line.partition(": error: ")[2].partition("  [")[0] for line in said_of(tmp_path, OTHER_TYPES)] == [
         'Argument 1 of "post_act" is incompatible with supertype "WithPort"; supertype defines the argument type as "Port"',
         'Argument 1 to "post_act" of "WithNever" has incompatible type "Mine"; expected "Never"',

@@ -321,7 +321,7 @@ class Agent(Guarded):
             self.agent_pool.driver.park(self)
             self.obey()
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return counters, generator, the episode that is carried over, and the states of the helpers: arrays and JSON
         values."""
         time_steps = 0 if self.env is None else self.env.time_steps
@@ -329,14 +329,14 @@ class Agent(Guarded):
                 "rng": rng_state(self.rng), "carried": None if self.env is None else self.env.carried.held,
                 "helpers": self.helpers.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave. Its environment and its helpers have been made.
 
         Raises:
             KeyError: it lacks a helper, or a counter. SpecError, ValueError: a helper cannot take its state.
         """
-        self.steps, self.bad_values = state["steps"], state.get("bad_values", 0)
-        self.learned_at = state.get("learned_at", self.steps)
+        self.steps, self.bad_values = plain.whole(state["steps"]), plain.whole(state.get("bad_values", 0))
+        self.learned_at = plain.whole(state.get("learned_at", self.steps))
         if self.env is not None:
             self.env.time_steps = plain.whole(state["time_steps"])
             self.env.put_back(None if (held := state.get("carried")) is None else plain.entries(held))

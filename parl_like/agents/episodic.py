@@ -67,11 +67,11 @@ class EpisodicHelper(OnPolicyHelper):
         super()._forget()
         self._ended = 0
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return the state of an `OnPolicyHelper`, and how many episodes have ended since the last learning."""
         return {**super().state_dict(), "ended": self._ended}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave; raises as `OnPolicyHelper.load_state_dict`."""
         super().load_state_dict(state)
         self._ended = plain.whole(state["ended"])

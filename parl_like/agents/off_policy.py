@@ -186,11 +186,11 @@ class OffPolicyHelper(AgentHelper):
         last = ahead["last_index"]
         return self.writer.replayed({**buffer.gather(indices, last), "rew": ahead["rew"], "valid": ahead["valid"]}, indices, last)
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return the state of an `AgentHelper`, and how many rows were stored since the last request."""
         return {**super().state_dict(), "since": self._since}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave; raises as `AgentHelper.load_state_dict`."""
         super().load_state_dict(state)
         self._since = plain.whole(state["since"])

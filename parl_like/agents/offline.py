@@ -80,11 +80,11 @@ class OfflineHelper(OffPolicyHelper):
             rows["last"] = np.append(self.buffer.next(indices[:-1]) != indices[1:], True)
         return rows
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return the state of an `OffPolicyHelper`, and where the next rows begin that are learned from in order."""
         return {**super().state_dict(), "at": self._at}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave; raises as `AgentHelper.load_state_dict`."""
         super().load_state_dict(state)
         self._at = plain.whole(state.get("at", 0))

@@ -197,13 +197,13 @@ class OnPolicyHelper(AgentHelper):
         """Return whether rows stay when others are dropped."""
         return self._whole or self.transforms.behind > 0
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return the state of an `AgentHelper`, and the counts of rows since the last update, of updates, and of dropped rows."""
         return {**super().state_dict(), "store_policy": self.store_policy, "unrolled": self._unrolled, "learns": self._learns,
                 "renewed": list(self._renewed), "dropped": self.dropped,
                 "context": {str(lane): rows for lane, rows in self._context.items()}}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave.
 
         Raises:

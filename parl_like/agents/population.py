@@ -134,11 +134,11 @@ class PopulationHelper(AgentHelper):
         super().interrupt(rows)
         self._score = 0.0
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         """Return the state of an `AgentHelper`, the generation's returns so far, and the seed that all agents share."""
         return {**super().state_dict(), "scores": list(self._scores), "base": self._base}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave; raises as `AgentHelper.load_state_dict`."""
         super().load_state_dict(state)
         self._scores = [plain.number(score) for score in plain.listed(state["scores"])]

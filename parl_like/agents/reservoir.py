@@ -10,6 +10,8 @@ from parl_like.agents.helper_context import HelperContext
 from parl_like.data.buffers.fields import is_part
 from parl_like.data.buffers.reservoir import ReservoirBuffer
 from parl_like.tasks.batch_rule import BatchRule
+from parl_like.values import plain
+from parl_like.values.plain import State
 from parl_like.values.spec import Array
 
 
@@ -26,6 +28,9 @@ class ReservoirHelper(AgentHelper):
         learn_every: Rows stored by this helper between two requests.
         warmup: Rows that it keeps before the first request; at least `batch_size`.
         The others: As for `AgentHelper`.
+
+    Raises:
+        ValueError: a number is below 1, or learning could never begin.
     """
 
     learns = True
@@ -82,11 +87,11 @@ class ReservoirHelper(AgentHelper):
     def _learn(self) -> dict[str, Any] | None:
         return self.sender.send(self.reservoir.take(self.rng.integers(len(self.reservoir), size=self.batch_size)))
 
-    def state_dict(self) -> dict[str, object]:
+    def state_dict(self) -> State:
         return {**super().state_dict(), "since": self._since, "reservoir": self.reservoir.state_dict()}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         super().load_state_dict(state)
-        self._since = state["since"]
-        self.reservoir.load_state_dict(state["reservoir"])
+        self._since = plain.whole(state["since"])
+        self.reservoir.load_state_dict(plain.entries(state["reservoir"]))
 

@@ -69,7 +69,7 @@ class VectorAgent(Agent):
 
     def run_one_episode(self) -> None:
         """Act in all environments until each has had its share of episodes, or else until the robot stops: the first task acts,
-        and the helpers of all tasks store every step."""
+        and the helpers of all tasks store every step. Raises AgentFailed where the robot has no task."""
         env, helpers = self.env, list(self.helpers.values())
         if not helpers:
             raise AgentFailed(f"{self}: the robot has no task that could act; give it one, or write run_one_episode")

@@ -182,6 +182,9 @@ class EveryNEpisodes(_EveryN):
 
     Args:
         stage: `Stage.PRE_EPISODE`: when every `n`-th of them begins, instead.
+
+    Raises:
+        ValueError: n is below 1, or stage is another one.
     """
 
     def __init__(self, n: int, function: Callable[[Any], None], stage: Stage = Stage.POST_EPISODE) -> None:

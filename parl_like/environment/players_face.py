@@ -151,6 +151,9 @@ class PlayersFace(EnvFace):
         Returns:
             Parallel: observations, rewards, terminations, truncations and infos by player: of who acted, observations also of who
             is there now. With turns: None, see `last`.
+
+        Raises:
+            AgentFailed: the game has not begun or is over, or the environment raised or returned what cannot be.
         """
         env = self._env
         if self.parallel:

@@ -150,6 +150,9 @@ class StopAtReturn(StopCondition):
 
     Args:
         player: Whose return it is, in environments of several players.
+
+    Raises:
+        ValueError: episodes is outside 1 to 100.
     """
 
     def __init__(self, threshold: float, episodes: int = 100, player: str | None = None) -> None:
@@ -160,6 +163,7 @@ class StopAtReturn(StopCondition):
         self._index = 0
 
     def begin(self, robot: RunPort) -> None:
+        """See `StopCondition.begin`. Raises ValueError where the robot has no such player."""
         if self.player is not None and self.player not in robot.players:
             raise ValueError(f"StopAtReturn: {unknown('player', self.player, robot.players)}")
         self._index = 0 if self.player is None else robot.players.index(self.player)

@@ -32,6 +32,7 @@ from parl_like.tasks.task import ComputationTask, connect_tasks
 from parl_like.values import plain
 from parl_like.values.errors import unknown
 from parl_like.values.parts import view
+from parl_like.values.plain import State
 from parl_like.values.user_calls import public
 
 log = logging.getLogger(__name__)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from parl_like.agents.row_counts import RowCounts, cut_remark
+from parl_like.values import plain
 from parl_like.values.parts import view
+from parl_like.values.plain import State
 from parl_like.values.spec import Array
 
 log = logging.getLogger(__name__)

@@ -68,11 +68,11 @@ class ComputationWrapper:
         return {"predict": self.predictions.counters.state_dict(), "learn": self.trainings.counters.state_dict(),
                 "last_result": {name: float(value) for name, value in self.trainings.last_result.items()}}
 
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state: State) -> None:
         """Take over a `state_dict`; the rows that wait stay."""
-        self.predictions.counters.load_state_dict(state["predict"])
-        self.trainings.counters.load_state_dict(state["learn"])
-        self.trainings.last_result = state["last_result"]
+        for queue in (self.predictions, self.trainings):
+            queue.counters.load_state_dict({key: plain.whole(n) for key, n in plain.entries(state[queue.kind]).items()})
+        self.trainings.last_result = plain.entries(state["last_result"])
 
     def summary(self) -> dict[str, float]:
         """Counters of both queues: 'predict/requests', 'predict/mean_batch', 'learn/compute_p50_s', …; 'learn/skipped': the

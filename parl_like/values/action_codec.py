@@ -87,11 +87,11 @@ class ActionCodec:
         return fixed(as_space(self.space, flat, "act"))
 
     def acts_in(self, out: Mapping[str, Array]) -> bool:
-        """Return whether these outputs of a prediction have an action."""
+        """Return whether these outputs of a prediction, [N, …] each, have an action."""
         return self.names[0] in out
 
     def round(self, out: dict[str, Array]) -> None:
-        """Replace floats of `out` that are more precise than they may be stored by rounded ones."""
+        """Replace floats of `out`, [N, …] each, that are more precise than they may be stored by rounded ones."""
         for name, dtype in self._floats.items():
             if name in out and out[name].dtype.kind == "f" and out[name].dtype.itemsize > dtype.itemsize:
                 out[name] = out[name].astype(dtype)

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from parl_like.data.buffers.base import Buffer, Random
 from parl_like.data.buffers.by_episode import FEW, ByEpisode
 from parl_like.data.buffers.fields import FLAGS, Positions, in_words, is_part
-from parl_like.data.buffers.reading import Buffer, Random
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.values import plain

@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from parl_like.data.buffers._segment_tree import SegmentTree
+from parl_like.data.buffers.base import Random
 from parl_like.data.buffers.fields import Positions
-from parl_like.data.buffers.reading import Random
 from parl_like.data.buffers.replay_buffer import LOCKED, ReplayBuffer
 from parl_like.values import plain
 from parl_like.values.plain import State

@@ -2,71 +2,17 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-import gymnasium as gym
 import numpy as np
 
+from parl_like.data.buffers.base import Buffer
 from parl_like.data.buffers.fields import FLAGS, Positions, is_part
 from parl_like.data.buffers.lane_memory import LaneMemory
-from parl_like.data.buffers.saving import Savable
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array
 from parl_like.values.user_calls import Guarded
-
-Random = np.random.Generator | np.random.SeedSequence | int | None
-
-
-class Buffer(Savable, ABC):
-    """The base of all buffers: they draw rows, read those that were drawn, and go into files.
-
-    Attributes:
-        rng: Draws rows, where no other generator is given.
-        act_space: The environment's action space whose actions stand here in the policy's units: numbers of a bounded Box in
-            [−1, 1], choices from 0 and side by side. Helpers set it. None, as of rows that were written by hand: actions are as
-            they came, the environment's.
-    """
-
-    rng: np.random.Generator
-    act_space: gym.Space[object] | None = None
-    _nothing = "from an empty buffer; add rows first, or ask len(buffer)"
-
-    @abstractmethod
-    def __len__(self) -> int: ...
-
-    @abstractmethod
-    def _draw(self, n: int, rng: np.random.Generator) -> Positions:
-        """n > 0 positions, of a buffer with rows."""
-
-    @abstractmethod
-    def _batch(self, positions: Positions) -> Batch:
-        """The rows at these positions."""
-
-    def sample_indices(self, n: int | None, rng: np.random.Generator | None = None) -> Positions:
-        """Positions of rows, int64 [n]: n > 0 uniform over the rows, with replacement; 0 all of them, in order of positions.
-
-        None draws as many as there are rows; n < 0, or a buffer without a row, gives none.
-
-        Args:
-            n: How many.
-            rng: Instead of the buffer's own generator.
-        """
-        n = len(self) if n is None else n
-        if n < 0 or not len(self):
-            return np.empty(0, np.int64)
-        return self._draw(n, self.rng if rng is None else rng) if n else np.arange(len(self))
-
-    def sample(self, n: int | None, rng: np.random.Generator | None = None) -> tuple[Batch, Positions]:
-        """Rows as `sample_indices` chooses them, leaves [n, …], and their positions: `batch == buffer[indices]`.
-
-        Raises:
-            ValueError: n > 0 and the buffer is empty.
-        """
-        if n is not None and n > 0 and not len(self):
-            raise ValueError(f"{self!r}: cannot sample {n} rows {self._nothing}")
-        indices = self.sample_indices(n, rng)
-        return self._batch(indices), indices
 
 
 class Lanes(Buffer, Guarded):
@@ -354,6 +300,50 @@ class Lanes(Buffer, Guarded):
                 if name in out:
                     out[name][i] = final if stack == 1 else next_stack(out[name][i : i + 1], final[None])[0]
         return out
+
+    # ---- whole fields and rows
+
+    @property
+    def empty_keys(self) -> tuple[str, ...]:
+        """Groups that rows have, and that had no leaf so far, such as `info={}`."""
+        return self._memory.empty_keys
+
+    def get(self, index: object, key: str) -> Any:
+        """`buffer[index].key`, without building the rest: an array, or a Batch if the field is nested. Dotted keys are fine."""
+        return self._read(key, self.positions(index))
+
+    @property
+    def done(self) -> Array:
+        """[capacity] bool: terminated or truncated."""
+        return self.columns["terminated"] | self.columns["truncated"]
+
+    def _read(self, key: str, positions: Positions | None) -> Any:
+        """A field as a whole: as it is stored where `positions` is None, else as it is learned from, for positions of any
+        shape."""
+        if key == "done" and self.columns:
+            return self._done(slice(None) if positions is None else positions)
+        names = [name for name in (self._memory.fields.readable if positions is not None else self.columns) if is_part(name, key)]
+        if not names and key not in self.empty_keys:
+            raise KeyError(f"{self!r} has no field {key!r}")
+        group = {name: self.columns[name] for name in names} if positions is None else self._shaped(positions, names)
+        return group[key] if key in group else Batch.nest({name[len(key) + 1 :]: column for name, column in group.items()})
+
+    def _shaped(self, positions: Positions, names: Sequence[str] | None = None) -> dict[str, Array]:
+        """`gather` for positions of any shape."""
+        if positions.ndim == 1:
+            return self.gather(positions, names=names)
+        flat = self.gather(positions.ravel(), names=names)
+        return {name: column.reshape((*positions.shape, *column.shape[1:]))[()] for name, column in flat.items()}
+
+    def _batch(self, positions: Positions) -> Batch:
+        flat = self._shaped(positions)
+        if flat:
+            flat["done"] = flat["terminated"] | flat["truncated"]
+        return self.nested(flat)
+
+    def nested(self, flat: dict[str, Array]) -> Batch:
+        """Return rows by flat names as a Batch, with the groups that have no leaf yet."""
+        return self._memory.nested(flat)
 
     def read_shape(self, name: str) -> tuple[int, ...]:
         """Shape of one row of a stored field as `gather` gives it, frames included."""

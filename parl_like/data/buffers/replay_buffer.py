@@ -14,6 +14,7 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from parl_like.data.buffers.base import Random
 from parl_like.data.buffers.fields import (
     FLAGS,
     Positions,
@@ -29,7 +30,7 @@ from parl_like.data.buffers.fields import (
 )
 from parl_like.data.buffers.given_rows import OWNER, GivenRows
 from parl_like.data.buffers.lane_memory import LaneMemory
-from parl_like.data.buffers.reading import Lanes, Random
+from parl_like.data.buffers.reading import Lanes
 from parl_like.data.buffers.stored_fields import EpisodeCounts, StoredFields
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.values import plain
@@ -348,15 +349,6 @@ class ReplayBuffer(Lanes):
         with self.lock:
             return self._batch(self.positions(index))
 
-    def get(self, index: object, key: str) -> Any:
-        """`buffer[index].key`, without building the rest: an array, or a Batch if the field is nested. Dotted keys are fine."""
-        return self._read(key, self.positions(index))
-
-    @property
-    def done(self) -> Array:
-        """[capacity] bool: terminated or truncated."""
-        return self.columns["terminated"] | self.columns["truncated"]
-
     if TYPE_CHECKING:  # `buffer.obs` and its like: set by `_expose`
 
         def __getattr__(self, name: str) -> Any: ...
@@ -429,11 +421,6 @@ class ReplayBuffer(Lanes):
             self._memory.use(specs, new_keys)
             self._bind()
 
-    @property
-    def empty_keys(self) -> tuple[str, ...]:
-        """Groups that rows have, and that had no leaf so far, such as `info={}`."""
-        return self._memory.empty_keys
-
     def _bind(self) -> None:
         """Makes what shows the memory."""
         self.specs, self.columns = self._memory.fields.specs, self._memory.columns
@@ -459,34 +446,6 @@ class ReplayBuffer(Lanes):
             return self._memory.push_rows(lanes, values, framed)
         except IndexError:
             raise self._no_lane(lanes[(lanes < 0) | (lanes >= self.n_lanes)][0]) from None
-
-    def _read(self, key: str, positions: Positions | None) -> Any:
-        """A field as a whole: as it is stored where `positions` is None, else as it is learned from, for positions of any
-        shape."""
-        if key == "done" and self.columns:
-            return self._done(slice(None) if positions is None else positions)
-        names = [name for name in (self._memory.fields.readable if positions is not None else self.columns) if is_part(name, key)]
-        if not names and key not in self.empty_keys:
-            raise KeyError(f"{self!r} has no field {key!r}")
-        group = {name: self.columns[name] for name in names} if positions is None else self._shaped(positions, names)
-        return group[key] if key in group else Batch.nest({name[len(key) + 1 :]: column for name, column in group.items()})
-
-    def _shaped(self, positions: Positions, names: Sequence[str] | None = None) -> dict[str, Array]:
-        """`gather` for positions of any shape."""
-        if positions.ndim == 1:
-            return self.gather(positions, names=names)
-        flat = self.gather(positions.ravel(), names=names)
-        return {name: column.reshape((*positions.shape, *column.shape[1:]))[()] for name, column in flat.items()}
-
-    def _batch(self, positions: Positions) -> Batch:
-        flat = self._shaped(positions)
-        if flat:
-            flat["done"] = flat["terminated"] | flat["truncated"]
-        return self.nested(flat)
-
-    def nested(self, flat: dict[str, Array]) -> Batch:
-        """Return rows by flat names as a Batch, with the groups that have no leaf yet."""
-        return self._memory.nested(flat)
 
 
 VectorReplayBuffer = ReplayBuffer  # the name that others use for lanes; here they are built in

@@ -8,6 +8,7 @@ from typing import Never
 import numpy as np
 
 from parl_like.data.buffers._rows import RowBlock
+from parl_like.data.buffers.base import Buffer, Random
 from parl_like.data.buffers.fields import (
     Positions,
     check_numbers,
@@ -18,7 +19,6 @@ from parl_like.data.buffers.fields import (
     loaded_specs,
     saved_specs,
 )
-from parl_like.data.buffers.reading import Buffer, Random
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.values import plain
 from parl_like.values.batch import Batch

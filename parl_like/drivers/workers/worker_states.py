@@ -37,7 +37,11 @@ class WorkerStates:
 
     def watch(self, watchers: Sequence[StopWhenAgent]) -> None:
         """See `States.watch`. Code goes to workers when they begin, and never in a message: where they have begun without these
-        functions, new ones take their place, and their state."""
+        functions, new ones take their place, and their state.
+
+        Raises:
+            TypeError: a function cannot be sent to workers.
+        """
         before, functions = self._recipes.watching, [watcher.function for watcher in watchers]
         if not functions or len(before) == len(functions) and all(map(is_, before, functions)):
             return

@@ -11,6 +11,8 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.values import plain
+from parl_like.values.plain import State
 from parl_like.values.ranges import setting_of
 from parl_like.values.spec import Array, Spec
 from parl_like.values.user_calls import Guarded
