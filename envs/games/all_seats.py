@@ -29,6 +29,8 @@ class AllSeats(gym.Env[Any, Any]):
 
     def __init__(self, game: Game, *, render_mode: str | None = None) -> None:
         game.traits.require("AllSeats", dynamics="sequential", chance=("deterministic", "explicit"), styles=("tensor",))
+        if render_mode not in (None, "ansi"):
+            raise ValueError(f"AllSeats: render_mode is {render_mode!r}; expected 'ansi' or None")
         self.game, self.render_mode = game, render_mode
         self.observation_space = gym.spaces.Dict({
             "mask": gym.spaces.MultiBinary(game.n_actions), "obs": gym.spaces.Box(0.0, 1.0, (game.tensor_size,), np.float32)})
@@ -41,6 +43,8 @@ class AllSeats(gym.Env[Any, Any]):
         return self._observe()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        if self.state.player < 0:  # chance moves first, or nobody any more
+            raise gym.error.ResetNeeded("AllSeats: step() without an open game; call reset() first")
         before = self.state.returns()[0]
         self.state.apply(action)
         obs, info = self._observe()

@@ -422,7 +422,7 @@ def test_an_algorithm_that_is_elsewhere_takes_no_settings():
                                                        ("threads", "async", "central"), ("processes", "sync", "replica")])
 def test_a_rate_of_zero_stops_learning_whoever_acts(driver, mode, serve):
     options = {f"OffPolicyHelper.{key}": value for key, value in HELPERS["OffPolicyHelper"].items()}
-    with Robot.of("DQN", partial(World, gym.spaces.Discrete(3)), n_agents=2, total_steps=500, driver=driver, mode=mode,
+    with Robot.of("DQN", partial(World, gym.spaces.Discrete(3), NUMBERS), n_agents=2, total_steps=500, driver=driver, mode=mode,
                   **{**options, "ComputationTask.serve": serve}) as robot:
         task = robot.tasks["RL"]
         robot.run(100)
@@ -439,7 +439,8 @@ def test_a_rate_of_zero_stops_learning_whoever_acts(driver, mode, serve):
 def test_settings_of_helpers_and_explorers():
     """`learn_every` and the explorer's ε count from the next step on; what the buffer was made for is refused."""
     options = {f"OffPolicyHelper.{key}": value for key, value in HELPERS["OffPolicyHelper"].items()}
-    with Robot.of("DQN", partial(World, gym.spaces.Discrete(3)), n_agents=1, total_steps=500, **options, epsilon=0.0) as robot:
+    env = partial(World, gym.spaces.Discrete(3), NUMBERS)
+    with Robot.of("DQN", env, n_agents=1, total_steps=500, **options, epsilon=0.0) as robot:
         helper, task = robot.agents[0].helpers["RL"], robot.tasks["RL"]
         robot.run(100)
         task.algorithm.lr = 0.0  # so that the best action of an observation stays
@@ -448,7 +449,7 @@ def test_settings_of_helpers_and_explorers():
         robot.run(100)
         assert task.algorithm.updates - before in (10, 11)
         taken = []
-        seen = World(gym.spaces.Discrete(3)).reset(seed=0)[0]
+        seen = World(gym.spaces.Discrete(3), NUMBERS).reset(seed=0)[0]
         robot.agents[0].run_one_episode = lambda env=None: taken.append(helper.predict(seen))
         for name, value in (("size", 3), ("explorer", None), ("transforms", ()), ("extras", ()), ("store_policy", True),
                             ("random_steps", 3), ("obs_space", None)):

@@ -9,14 +9,42 @@ import torch
 from value_rows import ACT, MASKED, OBS, Fixed, after_updates, batch_of, hand_rows, rows
 
 from parl_like import ComputationTask, algorithms
-from parl_like.algorithms import BDQ, C51, DQN, FQF, IQN, MDQN, QRDQN, R2D2, REM, BootstrappedDQN, Rainbow
+from parl_like.algorithms import (
+    BDQ,
+    C51,
+    DQN,
+    FQF,
+    IQN,
+    MDQN,
+    QMIX,
+    QRDQN,
+    R2D2,
+    REM,
+    VDN,
+    BasicDQN,
+    BootstrappedDQN,
+    Rainbow,
+)
 from parl_like.algorithms.targets import soft_maximum
-from parl_like.models import MLPQ, MLPBootstrappedQ, MLPBranchingQ, MLPCategoricalQ, MLPFractionQ, MLPImplicitQ, RecurrentQ
+from parl_like.models import (
+    MLPQ,
+    MLPBootstrappedQ,
+    MLPBranchingQ,
+    MLPCategoricalQ,
+    MLPFractionQ,
+    MLPImplicitQ,
+    MLPTeamMix,
+    MLPTeamQ,
+    RecurrentQ,
+)
 
 # ------------------------------------------------------------------------------------------------------------------ all
 
 NETWORKS = {DQN: MLPQ, MDQN: MLPQ, REM: MLPQ, QRDQN: MLPQ, C51: MLPCategoricalQ, Rainbow: MLPCategoricalQ, IQN: MLPImplicitQ,
-            FQF: MLPFractionQ, BootstrappedDQN: MLPBootstrappedQ, BDQ: MLPBranchingQ, R2D2: RecurrentQ}
+            FQF: MLPFractionQ, BootstrappedDQN: MLPBootstrappedQ, BDQ: MLPBranchingQ, R2D2: RecurrentQ, BasicDQN: MLPQ,
+            VDN: MLPTeamQ, QMIX: MLPTeamMix}
+TEAM = (gym.spaces.Dict(obs=gym.spaces.Box(-1, 1, (2, 3), np.float32), state=OBS), gym.spaces.MultiDiscrete([4, 4]))
+SPACES = {BDQ: (OBS, gym.spaces.MultiDiscrete([4])), VDN: TEAM, QMIX: TEAM}
 
 
 def test_the_networks_are_those_of_all_relatives():
@@ -26,9 +54,9 @@ def test_the_networks_are_those_of_all_relatives():
 
 @pytest.mark.parametrize("kind", NETWORKS, ids=lambda kind: kind.__name__)
 def test_optimisers_have_the_epsilon_that_was_asked_for(kind):
-    """All of them: FQF has two."""
-    for options, eps in (({}, 1e-5), ({"adam_eps": 3e-4}, 3e-4)):
-        task = ComputationTask(kind(NETWORKS[kind](OBS, gym.spaces.MultiDiscrete([4]) if kind is BDQ else ACT, (8,)), **options))
+    """All of them: FQF has two. BasicDQN's default is that of its source."""
+    for options, eps in (({}, 1e-8 if kind is BasicDQN else 1e-5), ({"adam_eps": 3e-4}, 3e-4)):
+        task = ComputationTask(kind(NETWORKS[kind](*SPACES.get(kind, (OBS, ACT)), (8,)), **options))
         groups = [group for optimizer in task.optimizers.values() for group in optimizer.param_groups]
         assert [group["eps"] for group in groups] == [eps] * (1 + (kind is FQF))
 

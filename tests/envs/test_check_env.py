@@ -19,6 +19,7 @@ from parl_like.envs.bit_flip import BitFlip
 from parl_like.envs.deep_sea import DeepSea
 from parl_like.envs.doorkey import DoorKey
 from parl_like.envs.games import GameEnv, Kuhn, Leduc, TicTacToe
+from parl_like.envs.games.all_seats import AllSeats
 from parl_like.envs.joint import Joint
 from parl_like.envs.make import ActionBounds, DmEnv, FiveValues, OldStyle, TimeLimit, make_env
 from parl_like.envs.minatar import MinAtar
@@ -140,6 +141,8 @@ CASES = {
     Testbed: [lambda: Testbed(5), lambda: gym.make("Testbed-v0")],
     GameEnv: [lambda game=game: GameEnv(game(), player=None, illegal=-1.0, render_mode="ansi") for game in (Kuhn, Leduc,
                                                                                                             TicTacToe)],
+    # whose first moves are all legal, for the checker reads no mask
+    AllSeats: [lambda: AllSeats(Kuhn(), render_mode="ansi"), lambda: AllSeats(TicTacToe(), render_mode="ansi")],
     AECPlayer: [lambda: AECPlayer(aec_of(Kuhn()), 1)],
     Joint: [lambda: Joint(leaving(2, 3)), lambda: Joint(leaving(2, 0, 3, masks=True), reward="mean", alive=True)],
     SokobanEnv: [lambda: SokobanEnv(size=5, n_boxes=1), lambda: SokobanEnv(obs="planes", render_mode="rgb_array")],

@@ -35,7 +35,8 @@ def out_of(kind):
     real = {key: rng.uniform(1.5, 2.0, (N, 2)).astype(np.float32) for key in ("alpha", "beta")}
     real |= {key: rng.uniform(-0.1, 0.1, (N, 2)).astype(np.float32) for key in ("mean", "log_std")}
     return {**real, "q": rng.normal(size=(N, width)), "logits": rng.normal(size=(N, width)).astype(np.float32),
-            "weights": rng.random((N, width)), "counts": rng.integers(1, 9, (N, width)), "basis": rng.normal(size=(N, 4, 2))}
+            "weights": rng.random((N, width)), "counts": rng.integers(1, 9, (N, width)), "basis": rng.normal(size=(N, 4, 2)),
+            "std": rng.uniform(0.5, 1.0, (N, width))}
 
 
 def acts(name, change=lambda explorer: None, more=()):

@@ -1,5 +1,6 @@
 """NFSP: who stores what, the environment of all players, its score, and that it improves."""
 
+import gymnasium as gym
 import numpy as np
 import pytest
 import torch
@@ -37,6 +38,20 @@ def test_all_players_of_a_game(game):
         obs, info = env.reset()
     with pytest.raises(ValueError, match="AllSeats cannot play this game: it needs dynamics 'sequential'"):
         AllSeats(RockPaperScissors())
+
+
+def test_no_move_of_chance_is_an_agents():
+    env = AllSeats(Kuhn())
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(0)
+    env.reset(seed=0)
+    for action in (0, 0):
+        *_, done, _, _ = env.step(action)
+    assert done
+    with pytest.raises(gym.error.ResetNeeded):
+        env.step(0)
+    with pytest.raises(ValueError, match="AllSeats: render_mode is 'human'; expected 'ansi' or None"):
+        AllSeats(Kuhn(), render_mode="human")
 
 
 def test_every_turn_is_a_row_and_what_best_responses_do_is_kept():

@@ -25,8 +25,8 @@ OWNERS = {one.__qualname__: one for kind in CLASSES.values() for one in kind.__m
           if one.__module__.startswith("parl_like") and hasattr(vars(one).get("__init__"), "__wrapped__")}
 SETTINGS = [(owner, name) for owner, kind in OWNERS.items() for name in settings_of(inspect.unwrap(vars(kind)["__init__"]))]
 TO_INFINITY = ("high", "low", "c_bar", "rho_bar", "seconds")
-SIGNED = ("correlation", "floor", "keep", "log_std_init", "reward_scale", "scale", "shift", "start", "target_entropy",
-          "threshold", "v_max", "v_min")
+SIGNED = ("correlation", "floor", "keep", "log_std_init", "reward_mean", "reward_scale", "scale", "shift", "start",
+          "target_entropy", "threshold", "v_max", "v_min")
 
 
 def wrong(owner, name, kinds):
