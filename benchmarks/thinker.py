@@ -134,7 +134,7 @@ class ActingSpeed:
         algorithm: Any = self.task.algorithm
         self.net = algorithm.acting
         self.envs.reset(seed=0)
-        self.obs = torch.from_numpy(np.array(self.envs._obs))
+        self.obs = torch.from_numpy(np.array(self.envs._episodes.obs))
         self.act = torch.zeros(n, dtype=torch.int64)
         with torch.inference_mode():
             self.state = self.net.initial(self.obs, self.act)[2]

@@ -131,7 +131,7 @@ def test_resources_are_typed():
 
 
 def test_a_run_of_the_user_s_own_goes_on_without_a_word_and_a_changed_one_is_said_again(capsys):
-    run = train("driver=processes", "workers.count=2")
+    run = train("driver=processes", "workers.count=2", "warmup=8", "batch_size=8")
     before = run.result()
     assert runner.evaluate("run")["mean_return"] == before["evaluation"]["mean_return"], "what acts is all that it takes"
     with load_run("run") as robot:

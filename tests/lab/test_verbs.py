@@ -57,12 +57,20 @@ def test_help_explains_every_argument(name, capsys):
     ("train ppo-cartpole --config no.yaml", "cannot read no.yaml: No such file"),
     ("eval runs/none", "no run directory (it has no run.json); `parl-like list` shows the runs"),
     ("play runs/x --episodes 0", "--episodes: expected a whole number from 1, got '0'"),
-    ("plot", "required: RUN"), ("bench nosuch", "no benchmark 'nosuch'; there are "),
+    ("plot", "required: RUN"),
     ("xyz", "no verb 'xyz'; there are 'bench', "), ("list --from no.py", "no.py: No such file")])
 def test_typical_mistakes_are_one_line_with_the_way_out(line, message, capsys):
     assert cli.main(line.split()) == 2
     told = capsys.readouterr().err.strip()
     assert told.startswith("error: ") and message in told and "\n" not in told
+
+
+@pytest.mark.checkout
+def test_an_unknown_benchmark_is_answered_with_those_there_are(capsys):
+    """Or, by an installed package, with where they are."""
+    assert cli.main(["bench", "nosuch"]) == 2
+    told = capsys.readouterr().err
+    assert "no benchmark 'nosuch'; there are " in told or "benchmarks live in the repository" in told
 
 
 def test_help_and_version_are_where_people_look(capsys):
