@@ -13,7 +13,8 @@ MORE_ATTRIBUTES = {
     "ThinkerNet": "its nine networks keep the names that saved parameters have, beside twelve settings of their one forward pass",
 }
 MORE_METHODS = {
-    "Batch": "it does what a dict and an array do", "Lanes": "all that is asked of the rows of a replay buffer", "Robot": "what users call",
+    "Batch": "it does what a dict and an array do", "Lanes": "all that is asked of the rows of a replay buffer",
+    "Robot": "what users call",
 }
 
 pytestmark = pytest.mark.checkout

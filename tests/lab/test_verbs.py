@@ -65,7 +65,6 @@ def test_typical_mistakes_are_one_line_with_the_way_out(line, message, capsys):
     assert told.startswith("error: ") and message in told and "\n" not in told
 
 
-@pytest.mark.checkout
 def test_an_unknown_benchmark_is_answered_with_those_there_are(capsys):
     """Or, by an installed package, with where they are."""
     assert cli.main(["bench", "nosuch"]) == 2
