@@ -278,9 +278,12 @@ def runners():
 KINDS = [(tic_tac_toe, TurnAgent, "off"), (tic_tac_toe, TurnAgent, "on"), (runners, SimultaneousAgent, "off")]
 
 
-@pytest.mark.parametrize("driver", ["cooperative", "threads", "processes"])
-def test_every_driver_runs_players(driver):
-    for make, agent, kind in KINDS:
+@pytest.mark.parametrize("driver, kinds", [
+    ("cooperative", KINDS), ("threads", KINDS), ("processes", KINDS[2:]),
+    pytest.param("processes", KINDS[:2], marks=pytest.mark.slow),  # the next test has one of them in workers
+], ids=lambda value: value if isinstance(value, str) else f"{len(value)}kinds")  # fmt: skip
+def test_every_driver_runs_players(driver, kinds):
+    for make, agent, kind in kinds:
         with Robot(make, tasks={"RL": learning(make, kind)}, agent=agent, n_agents=3, driver=driver) as robot:
             robot.run(240)
             task = robot.tasks["RL"]

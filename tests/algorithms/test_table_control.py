@@ -154,7 +154,16 @@ def test_the_greedy_path_along_the_cliff(kind, options, steps, expected):
         assert made.evaluate(1).mean_return == expected
 
 
-@pytest.mark.parametrize("kind", [QLearning, pytest.param(NStepQ, marks=pytest.mark.slow)])
+def test_the_table_of_a_lake_that_is_not_slippery_is_that_of_value_iteration():
+    """With a rate of 1 exactly, but for states from which the goal is out of reach."""
+    lake = gym.make("FrozenLake-v1", is_slippery=False)
+    with robot(QLearning, lambda: TableEnv.from_gymnasium(lake), gamma=0.95, epsilon=1.0, seed=1, lr=1.0) as made:
+        made.run(20_000)
+        np.testing.assert_allclose(table(made).max(1), value_iteration(lake, 0.95).values, atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [QLearning, NStepQ])
 def test_the_table_of_the_lake_is_that_of_value_iteration(kind):
     """Within 0.02 in every state that is visited, at γ 0.95. The fewer steps of a target the less a random action misleads it."""
     lake = gym.make("FrozenLake-v1")
@@ -167,13 +176,14 @@ def test_the_table_of_the_lake_is_that_of_value_iteration(kind):
         assert seen.sum() >= 10 and abs(table(made).max(1) - best)[seen].max() < 0.02
 
 
-@pytest.mark.parametrize("kind", [DynaQ, PrioritizedSweeping])
-def test_planning_shortens_the_episodes_of_the_maze(kind):
+@pytest.mark.parametrize(("kind", "seeds"), [
+    (DynaQ, 3), *[pytest.param(kind, 10, marks=pytest.mark.slow) for kind in (DynaQ, PrioritizedSweeping)]])
+def test_planning_shortens_the_episodes_of_the_maze(kind, seeds):
     """Sutton & Barto (2018), figure 8.2: in the third episode 50 planning steps need half the steps of 5, or fewer."""
     lengths = {}
     for planning in (5, 50):
         lengths[planning] = []
-        for seed in range(10):
+        for seed in range(seeds):
             with robot(kind, Maze, lr=0.1, gamma=0.95, planning_steps=planning, seed=seed) as made:
                 made.run(StopAfterEpisodes(3))
                 lengths[planning].append(made.recent_lengths[2])
@@ -208,10 +218,12 @@ def test_it_learns_to_go_right_and_a_resumed_run_is_the_same(kind, helper, tmp_p
         assert table(whole)[3:6].argmax(1).tolist() == [1] * 3
 
 
-@pytest.mark.parametrize("driver", ["threads", Processes(workers=1)], ids=["threads", "processes"])
-@pytest.mark.parametrize(("kind", "helper"), [
-    (QLearning, partial(OnPolicyHelper, unroll=1)), (SARSALambda, EpisodicHelper), (DynaQ, partial(OnPolicyHelper, unroll=1)),
-])
+@pytest.mark.parametrize(("kind", "helper", "driver"), [
+    (QLearning, partial(OnPolicyHelper, unroll=1), "threads"), (SARSALambda, EpisodicHelper, Processes(workers=1)),
+    *[pytest.param(*one, marks=pytest.mark.slow) for one in (
+        (QLearning, partial(OnPolicyHelper, unroll=1), Processes(workers=1)), (SARSALambda, EpisodicHelper, "threads"),
+        (DynaQ, partial(OnPolicyHelper, unroll=1), "threads"), (DynaQ, partial(OnPolicyHelper, unroll=1), Processes(workers=1)))],
+], ids=lambda value: value if isinstance(value, str) else getattr(value, "__name__", type(value).__name__))
 def test_it_learns_under_every_driver(kind, helper, driver):
     with robot(kind, helper=helper, n_agents=2, seed=3, driver=driver, lr=0.3, gamma=0.9, epsilon=0.3) as made:
         made.run(500)

@@ -264,7 +264,8 @@ def test_layers_stay_as_they_were_given():
     assert layer == {"net": {"hidden": [1]}, "net.activation": "relu"}
 
 
-@pytest.mark.parametrize("text", ["x: [" + "0," * 200_000 + "0]", "x: {" + ",".join(f"k{i}: 0" for i in range(60_000)) + "}"])
+@pytest.mark.parametrize("text", ["x: [" + "0," * 200_000 + "0]", "x: {" + ",".join(f"k{i}: 0" for i in range(60_000)) + "}"],
+                         ids=["list", "dict"])  # else a name is a million letters
 def test_values_without_end_are_refused_before_they_are_read(text):
     """A million bytes of YAML take half a minute."""
     with pytest.raises(ConfigError, match="over 20000 values"):

@@ -431,7 +431,7 @@ def test_a_result_with_wrong_types_is_as_good_as_none(wrong, tmp_path, capsys):
 
 
 def test_wrong_types_end_in_our_errors(tmp_path, capsys):
-    try_all(tmp_path, 0.005)
+    try_all(tmp_path, 0.0015)
 
 
 def test_a_seed_beyond_all_numbers_is_refused(tmp_path, capsys):

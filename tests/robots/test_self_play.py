@@ -133,7 +133,7 @@ def test_metrics_evaluations_and_scores_are_by_player():
             robot.evaluate(2)
 
 
-@pytest.mark.parametrize("driver", ["cooperative", "threads", "processes"])
+@pytest.mark.parametrize("driver", ["cooperative", "threads", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_stop_condition_looks_at_players_under_every_driver(driver):
     with robot_of(driver=driver) as robot:
         robot.run(StopWhenAgent(lambda agent: agent.steps >= 40 and agent.env.turns["player_1"] > 0))
