@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from parl_like.algorithms.actor_q import actor_and_critics, critic_terms
+from parl_like.algorithms.targets import rewards_and_discount
 from parl_like.learning.algorithm import Algorithm, Schedule, Window
 from parl_like.learning.explorers import Explorer, Noisy
 from parl_like.learning.fixed_settings import explorers_have
@@ -23,9 +24,12 @@ class MADDPG(Algorithm):
     critic loss = Σ_i mean (Q_i(s, a_1, …, a_n) − y_i)²,   actor loss = −Σ_i mean Q_i(s, a_1, …, π_i(o_i), …, a_n),
 
     for players i that act by their own observation o_i; the critics alone know the state s of all and everyone's action. After
-    each update the target copies π⁻, Q⁻ ← (1 − τ) · target + τ · network. A truncated episode bootstraps. Rows of a prioritised
-    buffer count by their `weight`, and get max_i |Q_i − y_i| as priority. With critics that know one player alone
-    (`MLPTeamActorQ(central=False)`) the players are independent DDPGs.
+    each update the target copies π⁻, Q⁻ ← (1 − τ) · target + τ · network. A truncated episode bootstraps. A row with a
+    `duration` d is discounted by γᵈ. Rows of a prioritised buffer count by their `weight`, and get max_i |Q_i − y_i| as priority.
+    With critics that know one player alone (`MLPTeamActorQ(central=False)`) the players are independent DDPGs.
+
+    Where players end before the others, let the helper store who has: `store_info={"ended": np.zeros(players, bool)}`, which
+    `Joint` says. Then y_i = r_i for them.
 
     Args:
         model: Offers `act(obs) -> [N, players, n]` in [−1, 1]; `q(obs, act) -> [players, N]`, which also takes a joint action for
@@ -74,9 +78,10 @@ class MADDPG(Algorithm):
 
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [players, N]."""
-        discount = self.gamma * (~batch.terminated).float()
+        rew, discount = rewards_and_discount(batch, (1.0, self.gamma))
         then = self.target.q(batch.obs_next, self.target.act(batch.obs_next))
-        rew = batch.rew.float()
+        if "info" in batch and "ended" in batch.info:
+            then = torch.where(batch.info.ended.T.bool(), 0.0, then)
         if rew.ndim > 1 and rew.shape != then.T.shape:
             raise ValueError(f"MADDPG: rewards have the shape {tuple(rew.shape[1:])}; expected one number, or one for each of "
                              f"{len(then)} players")

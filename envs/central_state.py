@@ -40,6 +40,7 @@ class CentralState:
         self._has_own = isinstance(given, gym.spaces.Box)
         size = int(np.prod(given.shape)) if self._has_own else sum(gym.spaces.flatdim(view.bare) for view in self._views.values())
         self.state_space = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        self._now: Array = np.zeros(size, np.float32)
         self._spaces = {player: self._space(view) for player, view in self._views.items()}
 
     @property
@@ -77,10 +78,15 @@ class CentralState:
         obs, rewards, terminations, truncations, infos = self.env.step(actions)
         return self._all(obs, infos, terminations), rewards, terminations, truncations, infos
 
+    def state(self) -> Array:
+        """Return the state that players see, [m] float32."""
+        return self._now
+
     def _all(self, obs: Mapping[Any, Any], infos: Mapping[Any, Any], terminations: Mapping[Any, bool]) -> dict[Any, Any]:
         seen = {player: self._views[player].see(own, infos.get(player, {}), bool(terminations.get(player, False)))
                 for player, own in obs.items()}
         state = self._state({player: one["obs"] if self._views[player].masked else one for player, one in seen.items()})
+        self._now = state
         return {player: {**(one if self._views[player].masked else {"obs": one}), "who": self._who[player], "state": state}
                 for player, one in seen.items()}
 
@@ -90,10 +96,6 @@ class CentralState:
         parts = [np.ravel(gym.spaces.flatten(view.bare, bare[player])) if player in bare  # type: ignore[arg-type]
                  else np.zeros(gym.spaces.flatdim(view.bare)) for player, view in self._views.items()]
         return np.concatenate(parts, dtype=np.float32)
-
-    def state(self) -> Array:
-        """Return the environment's own state."""
-        return self.env.state()  # type: ignore[no-any-return]
 
     def render(self) -> Any:
         """Return what the environment draws."""

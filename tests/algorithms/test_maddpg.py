@@ -61,6 +61,16 @@ def test_targets_and_losses_by_hand():
 ONE = gym.spaces.Dict(obs=gym.spaces.Box(-1, 1, (1, 3), np.float32))
 
 
+def test_a_player_that_has_ended_gets_nothing_more_and_durations_count():
+    """As above, with γ² and no value for the second player of the first row."""
+    learner = MADDPG(Fixed(), gamma=0.5)
+    fields = {**rows(n=2), "act": np.array([[[0.1], [0.2]]] * 2, np.float32), "rew": np.array([[1.0, 7.0], [2.0, 8.0]]),
+              "terminated": np.array([False, False]), "info.ended": np.array([[False, True], [False, False]]),
+              "duration": np.array([2, 1])}
+    with torch.no_grad():
+        assert learner.process(batch_of(fields)).target.tolist() == [[1 + 5.5 / 4, 2 + 5.5 / 2], [7.0, 8 + 550 / 2]]
+
+
 class AsOne(MLPTeamActorQ):
     """A team of one, which DDPG can call, too."""
 

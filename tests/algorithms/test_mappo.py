@@ -10,6 +10,7 @@ from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_f
 from parl_like.algorithms import MAPPO, PPO
 from parl_like.environment.state import clone_state, restore_state
 from parl_like.envs.central_state import CentralState
+from parl_like.envs.joint import Joint
 from parl_like.envs.two_step import TwoStep
 from parl_like.learning.model_check import ContractError
 from parl_like.models import MLPActorCritic, MLPCentralActorCritic
@@ -98,6 +99,15 @@ def test_without_a_state_it_is_what_all_see_with_zeros_for_who_is_gone():
         seen.append({player: one["state"].tolist() for player, one in obs.items()})
         assert all(env.observation_space(player).contains(one) for player, one in obs.items())
     assert seen == [{"p0": [1, 1, 1], "p1": [1, 1, 1]}, {"p1": [0, 2, 2]}, {"p1": [0, 3, 3]}]
+
+
+def test_its_state_is_what_players_see_also_for_the_joint_view():
+    inner = leaving(1, 3, box=True)
+    del type(inner).state_space, type(inner).state
+    env = Joint(CentralState(inner))
+    obs, _ = env.reset()
+    assert env.observation_space["state"].shape == obs["state"].shape == (4,)
+    assert env.step([0, 0])[0]["state"].tolist() == [1, 1, 1, 1] and env.step([0, 0])[0]["state"].tolist() == [0, 0, 2, 2]
 
 
 def test_what_is_no_parallel_environment_is_refused():
