@@ -273,33 +273,43 @@ hooks: list[WithDefault] = [SaysWhose()]
 '''
 
 
-def said_of(folder, code):
-    """Return what mypy says; the library's own types come from the cache of `make check`, where there is one."""
-    file = folder / "users.py"
-    file.write_text(code, encoding="utf-8")
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", str(file)]
+CODES = {"accepted": ACCEPTED, "the_path": THE_PATH, "refused": REFUSED, "other_types": OTHER_TYPES}
+
+
+@pytest.fixture(scope="module")
+def said(tmp_path_factory):
+    """Name → what mypy says of that code, all in one run, since it reads the library for seconds; its own types come from the
+    cache of `make check`, where there is one."""
+    folder = tmp_path_factory.mktemp("users")
+    files = [folder / f"users_{name}.py" for name in CODES]
+    for file, code in zip(files, CODES.values(), strict=True):
+        file.write_text(code, encoding="utf-8")
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", "--hide-error-context", *map(str, files)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    return [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert done.returncode == 1, done.stdout + done.stderr  # 2: it could not begin
+    lines = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert all(any(f"users_{name}.py:" in line for name in CODES) for line in lines), lines
+    return {name: [line for line in lines if f"users_{name}.py:" in line] for name in CODES}
 
 
-def test_agents_and_robots_may_be_declared_as_classes_or_as_ports(tmp_path):
-    assert said_of(tmp_path, ACCEPTED) == []
+def test_agents_and_robots_may_be_declared_as_classes_or_as_ports(said):
+    assert said["accepted"] == []
 
 
-def test_every_hop_from_a_robot_to_its_algorithm_has_a_class(tmp_path):
-    assert said_of(tmp_path, THE_PATH) == []
+def test_every_hop_from_a_robot_to_its_algorithm_has_a_class(said):
+    assert said["the_path"] == []
 
 
-def test_what_users_declare_is_held_against_their_code(tmp_path):
-    said = said_of(tmp_path, REFUSED)
+def test_what_users_declare_is_held_against_their_code(said):
+    said = said["refused"]
     assert [line.partition(": error: ")[2].partition("  [")[0].split(";")[0] for line in said] == [
         '"Agent" has no attribute "stepps"', '"Robot" has no attribute "runn"',
         'Signature of "post_episode" incompatible with supertype "parl_like.environment.hooks.Hook"'], said
 
 
-def test_no_other_type_of_the_agent_takes_what_users_write(tmp_path):
+def test_no_other_type_of_the_agent_takes_what_users_write(said):
     """Decision 036: the port refuses `Agent`, Never refuses super(), and a generic hook its own agent or a list."""
-    assert [line.partition(": error: ")[2].partition("  [")[0] for line in said_of(tmp_path, OTHER_TYPES)] == [
+    assert [line.partition(": error: ")[2].partition("  [")[0] for line in said["other_types"]] == [
         'Argument 1 of "post_act" is incompatible with supertype "WithPort"; supertype defines the argument type as "Port"',
         'Argument 1 to "post_act" of "WithNever" has incompatible type "Mine"; expected "Never"',
         'Argument 1 of "post_act" is incompatible with supertype "WithDefault"; supertype defines the argument type as "Agent"',

@@ -19,6 +19,7 @@ from parl_like.models import MLPActorCritic, RecurrentActorCritic
 
 each_shape = pytest.mark.parametrize("shape", [(), (1,), (2, 2)], ids=str)
 OBS = Box(-1, 1, (3,), np.float32)
+CASES = ("bounded", "unbounded", "masked", "recurrent")
 
 
 class Aim(gym.Env):
@@ -59,8 +60,11 @@ def task_of(env, algorithm=PPO, model=MLPActorCritic, **options):
 
 
 @each_shape
-@pytest.mark.parametrize("algorithm", [PPO, A2C, IMPALA])
-@pytest.mark.parametrize("case", ["bounded", "unbounded", "masked", "recurrent"])
+@pytest.mark.parametrize("algorithm, case", [
+    *[(PPO, case) for case in CASES], (A2C, "recurrent"), (IMPALA, "unbounded"),
+    *[pytest.param(A2C, case, marks=pytest.mark.slow) for case in CASES if case != "recurrent"],
+    *[pytest.param(IMPALA, case, marks=pytest.mark.slow) for case in CASES if case != "unbounded"],
+])  # fmt: skip
 def test_agents_act_and_learn_with_actions_of_any_shape(algorithm, shape, case):
     def make():
         return Aim(shape, np.inf if case == "unbounded" else 2.0, case == "masked")
@@ -85,8 +89,10 @@ def test_vector_agents_act_and_learn_with_actions_of_any_shape(shape):
         assert all(len(env.acts) == 32 for env in envs.envs)
 
 
-@each_shape
-@pytest.mark.parametrize("serve", ["central", "replica"])
+@pytest.mark.parametrize("shape, serve", [
+    ((), "central"), ((2, 2), "replica"),
+    *[pytest.param(*one, marks=pytest.mark.slow) for one in (((), "replica"), ((2, 2), "central"), ((1,), "central"),
+                                                             ((1,), "replica"))]], ids=str)
 def test_worker_processes_act_with_actions_of_any_shape(shape, serve):
     def weights(driver, **options):
         task = task_of(Aim(shape), **options)

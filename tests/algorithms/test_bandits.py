@@ -97,11 +97,11 @@ def test_a_bandit_is_a_task_and_a_resumed_run_is_the_same(kind, helper, tmp_path
                      n_agents=2, seed=3, trace=True)
 
     with make() as whole, make() as half:
-        whole.run(StopAfterSteps(600))
+        whole.run(StopAfterSteps(300))
         whole.save(tmp_path / "half")
-        whole.run(StopAfterSteps(600))
+        whole.run(StopAfterSteps(300))
         half.load(tmp_path / "half")
-        half.run(StopAfterSteps(600))
+        half.run(StopAfterSteps(300))
         assert whole.trace_hash() == half.trace_hash()
         # A new evaluation asks the first problems again.
         assert whole.evaluate(5, env=lambda: Testbed(5)).mean_return > 0.5

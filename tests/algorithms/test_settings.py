@@ -104,6 +104,7 @@ def recorded(name):
                  "next_act": rng.integers(3, size=4), "has_next": np.ones(4, bool), "lane": np.zeros(4, np.int64),
                  "first": np.arange(4) == 0} for _ in range(N_UPDATES)]
     options = {**options_of(name, arguments(kind)), **{f"{helper}.{key}": value for key, value in HELPERS[helper].items()}}
+    options |= {"critic_hidden": (32, 32)} if name == "CrossQ" else {}
     with Robot.of(name, env, n_agents=4 if helper == "PopulationHelper" else 2, total_steps=2_000, **options) as robot:
         if helper == "OnlineHelper":
             return robot.tasks["RL"].source, rows

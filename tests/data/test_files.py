@@ -478,8 +478,10 @@ def test_one_chunk_of_ten_is_too_much(tmp_path, form):
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer])
 @pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.parametrize("chunk", [0, 17, 39])
-@pytest.mark.parametrize("missing", [False, True])
+@pytest.mark.parametrize("chunk, missing", [
+    (0, False), (39, True),
+    *[pytest.param(*one, marks=pytest.mark.slow) for one in ((0, True), (17, False), (17, True), (39, False))],
+])  # fmt: skip
 def test_one_chunk_of_forty_costs_its_rows(tmp_path, form, kind, lanes, chunk, missing):
     buffer = filled(kind, 160, 200 // lanes + 11, 50, n_lanes=lanes)
     before, states = buffer[:], buffer.state_dict()
@@ -519,7 +521,7 @@ def test_one_chunk_of_forty_costs_its_rows(tmp_path, form, kind, lanes, chunk, m
 
 @pytest.mark.parametrize("options", [{"ignore_obs_next": True}, {"stack_num": 3}, {"stack_num": 2, "ignore_obs_next": True}])
 @pytest.mark.parametrize("lanes", [1, 2])
-@pytest.mark.parametrize("chunk", [0, 20, 60, 79])
+@pytest.mark.parametrize("chunk", [pytest.param(0, marks=pytest.mark.slow), 20, pytest.param(60, marks=pytest.mark.slow), 79])
 def test_rows_that_need_their_neighbours_go_with_their_episode(tmp_path, options, lanes, chunk):
     buffer = filled(ReplayBuffer, 320, 400, 6, n_lanes=lanes, **options)
     save_buffer(buffer, tmp_path / "a", rows_per_chunk=4)
@@ -579,7 +581,7 @@ def test_any_flipped_byte_of_a_directory_is_seen(tmp_path):
     assert loads_quietly(tmp_path / "a") is not None
 
 
-@pytest.mark.parametrize("step", [101, pytest.param(13, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("step", [211, pytest.param(13, marks=pytest.mark.slow)])
 def test_any_flipped_byte_of_a_file_is_seen_or_does_no_harm(tmp_path, step):
     """HDF5 leaves gaps, which nothing reads: there a byte may change."""
     buffer = filled(n=20)

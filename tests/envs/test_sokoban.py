@@ -165,7 +165,7 @@ def test_one_step(before, action, after, rew):
     assert game.flags[2, 0] == ("*" in after)
 
 
-@pytest.mark.parametrize("size", [5, 7, 10])
+@pytest.mark.parametrize("size", [5, pytest.param(7, marks=pytest.mark.slow), pytest.param(10, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("options", [
     {}, {"planes": True}, {"n_danger": 4}, {"pomdp": True}, {"n_danger": 3, "pomdp": True, "planes": True, "max_steps": 30},
 ], ids=str)

@@ -372,9 +372,10 @@ BASE = {"n_actions": 2, "K": 6, "max_depth": 3, "discounting": 0.5, "layout": "G
     {"reset_mode": 1, "max_depth": -1}, {"test_K": 9}, {"test_K": 3}, {"phase": [0, 2, 5]}, {"faithful": True},
     *({"stat_mask_type": mask, "layout": layout} for mask in range(1, 6) for layout in ("G1", "G2")),
 ], ids=str)
-def test_every_option_for_long(options):
+@pytest.mark.parametrize("steps, ends", [(200, 0), pytest.param(400, 5, marks=pytest.mark.slow)], ids=["short", "long"])
+def test_every_option_for_long(options, steps, ends):
     """The same, for sure and long enough that ends, carried trees and stale nodes come often."""
-    assert compare(BASE | options, steps=800 if options.get("K") == 20 else 400) > 5
+    assert compare(BASE | options, steps=steps * 2 if options.get("K") == 20 else steps) > ends
 
 
 def test_environments_never_meet():

@@ -140,7 +140,7 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("json_too", [False, True])
+@pytest.mark.parametrize("json_too", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda words: ascii(" ".join(words)).replace(ascii(ODD)[1:-1], "ODD"))
 def test_no_command_prints_control_codes(command, json_too, capsys):
     train(ODD, options={"a": 1})

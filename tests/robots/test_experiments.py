@@ -94,7 +94,7 @@ def short(name):
 # One for each robot, kind of helper and kind of state that a run goes on with; members have tests of their own, too.
 OFTEN = {"dqn-cartpole", "ppo-cartpole", "ppo-recall", "es-cartpole", "reinforce-cartpole", "qlearning-frozenlake",
          "sac-pendulum", "impala-cartpole", "auxiliary-cartpole", "hierarchy-doorkey", "mbpo-pendulum", "r2d2-recall",
-         "her-bitflip", "bootstrapped-deepsea", "trpo-pendulum", "nfsp-kuhn", "raw-sokoban-mini", "thinker-sokoban-mini"}
+         "her-bitflip", "bootstrapped-deepsea", "nfsp-kuhn", "raw-sokoban-mini", "thinker-sokoban-mini"}
 
 
 @pytest.mark.parametrize("name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])

@@ -64,7 +64,7 @@ def robot(name, obs, act, **more):
     small = {"OffPolicyHelper": {"warmup": 8, "batch_size": 8, "learn_every": 4, "OffPolicyHelper.size": 400},
              "OnPolicyHelper": {"unroll": 8}, "PopulationHelper": {"population": 8}}.get(helper, {})
     one = {"R2D2": {"sequence": 3, "burn_in": 1}, "REDQ": {"updates": 1}, "DroQ": {"updates": 1}, "PPO": {"minibatches": 1},
-           "PPG": {"minibatches": 1, "policy_updates": 1}}.get(name, {})
+           "PPG": {"minibatches": 1, "policy_updates": 1}, "CrossQ": {"critic_hidden": [64, 64]}}.get(name, {})
     return Robot.of(name, lambda: Any(obs, act), seed=0, total_steps=400, n_agents=2, **{**small, **one, **more})
 
 
@@ -93,11 +93,16 @@ def test_every_algorithm_of_one_task_is_in_the_table():
     assert {name for row in TABLE.values() for key in ("actions", "observations") for name in row[key]} <= set(action_spaces.ALL)
 
 
+each_once_and_all_variants = pytest.mark.parametrize("variants", [1, pytest.param(None, marks=pytest.mark.slow)],
+                                                     ids=["first", "all"])
+
+
+@each_once_and_all_variants
 @pytest.mark.parametrize("name", TABLE)
-def test_actions(name):
+def test_actions(name, variants):
     """Of each kind all variants, or none; a refusal names who takes them."""
     for kind, spaces in ACTIONS.items():
-        for space in spaces:
+        for space in spaces[:variants]:
             assert action_spaces.kind_of(space) == kind
             if kind in TABLE[name]["actions"]:
                 learns(name, simplest(TABLE[name])[0], space)
@@ -120,14 +125,15 @@ def test_observations(name):
                     robot(name, space, simplest(row)[1])
 
 
+@each_once_and_all_variants
 @pytest.mark.parametrize("name", TABLE)
-def test_images(name):
+def test_images(name, variants):
     row = TABLE[name]
     if "Box" not in row["observations"]:
         with pytest.raises(ValueError, match="expected Discrete"):
             robot(name, IMAGE, simplest(row)[1])
         return
-    for space in (IMAGE, Dict({"i": IMAGE, "x": NUMBERS})):
+    for space in (Dict({"i": IMAGE, "x": NUMBERS}), IMAGE)[:variants]:
         with robot(name, space, simplest(row)[1]) as made:
             model = made.tasks["RL"].algorithm.model
             assert type(model).__name__.startswith("Conv") == row["images"]

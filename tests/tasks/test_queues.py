@@ -163,8 +163,9 @@ def apart(driver):
 @pytest.mark.parametrize("driver", [name for name in DRIVERS if name != "cooperative"])
 @pytest.mark.parametrize("kind", ["predict_rule", "training_rule"])
 @pytest.mark.parametrize("rule",
-                         [dict(max_wait=0.0), dict(max_wait=0.0, min_rows=50), dict(max_wait=0.02, min_rows=50), dict(min_rows=1),
-                          {}])
+                         [dict(max_wait=0.0), dict(max_wait=0.02, min_rows=50), {},
+                          pytest.param(dict(max_wait=0.0, min_rows=50), marks=pytest.mark.slow),
+                          pytest.param(dict(min_rows=1), marks=pytest.mark.slow)])
 def test_a_clock_or_enough_rows_close_a_batch_while_another_agent_acts(driver, kind, rule, tmp_path):
     """Async: no round is waited for."""
     play(apart(driver), partial(act_while_the_other_asks, tmp_path, kind), 2,
