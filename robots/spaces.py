@@ -19,6 +19,7 @@ from parl_like.agents.agent import Agent
 from parl_like.agents.players import SimultaneousAgent, TurnAgent
 from parl_like.agents.vector_agent import VectorAgent
 from parl_like.environment.factory import EnvSource, factory_of, is_made, make_one, several_players
+from parl_like.environment.hooks import Hook
 from parl_like.environment.player_view import PlayerView, has_players, takes_turns
 from parl_like.envs.vector import make_vector_env
 from parl_like.lab import foreign
@@ -219,16 +220,16 @@ def made_anew(owner: Callable[..., Any], args: Mapping[str, Any]) -> Callable[[]
 
 
 def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent],
-               *, parts: Parts, eval_env: EnvSource = None, score: Any = "mean_return") -> Robot:
-    """The robot that a configuration says, with these tasks; it keeps its `parts`, and says who has the last word.
+               *, parts: Parts, eval_env: EnvSource = None, score: Any = "mean_return", hooks: Sequence[Hook] = ()) -> Robot:
+    """The robot that a configuration says, with these tasks and hooks; it keeps its `parts`, and says who has the last word.
 
     Raises:
         ConfigError: something was given that no part has.
     """
-    options = parts.args("", Robot, skip=("env", "n_agents", "driver", "seed", "trace", "score", "eval_env"))
+    options = parts.args("", Robot, skip=("env", "n_agents", "driver", "seed", "trace", "score", "eval_env", "hooks"))
     parts.check()
     robot = Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
-                  trace=config.trace, eval_env=eval_env, score=score, **options)
+                  trace=config.trace, eval_env=eval_env, score=score, hooks=hooks, **options)
     robot.parts, robot.span = parts, parts.span
     lanes = config.n_agents * max(getattr(getattr(config, "env", None), "vector", 0), 1)
     robot.notes += [*parts.notes(), *(robot.diagnosis.too_short(config.total_steps, lanes) if parts.span.given else [])]

@@ -230,12 +230,12 @@ class LossLog(Hook):
     post_experiment = _look
 
 
-def hooks_of(given: Any) -> list[Hook]:
-    """The hooks that a run was given, one or several; raises TypeError for what is none."""
+def hooks_of(given: Any, who: str = "Robot.run") -> list[Hook]:
+    """The hooks that a run or a robot (`who`, for the message) was given, one or several; raises TypeError for what is none."""
     hooks = list(given) if isinstance(given, Iterable) and not isinstance(given, Hook) else [given]
     for hook in hooks:
         if not isinstance(hook, Hook):
-            raise TypeError(f"Robot.run: {hook!r} is no hook; expected objects of classes made from parl_like.Hook")
+            raise TypeError(f"{who}: {hook!r} is no hook; expected objects of classes made from parl_like.Hook")
     return hooks
 
 

@@ -65,7 +65,7 @@ class AgentPool(Counted):
         self.stop_requested = self.borrowed = False
         self._robot: Callable[[], RunPort | None] = weakref.ref(self) if robot is None else robot
         self.driver = self._make_driver()
-        self.hooks = RunHooks(self.agents, options.trace, self.driver.lock is not None)
+        self.hooks = RunHooks(self.agents, options.trace, self.driver.lock is not None, options.hooks)
         self.helpers = HelperMaker(options, self.agents, self.driver, self.statistics)
         self.tasks, self.wrappers = self.helpers.tasks, self.helpers.wrappers
         self.buffers, self.transforms = self.helpers.buffers, self.helpers.transforms

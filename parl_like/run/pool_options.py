@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Protocol
@@ -12,7 +12,7 @@ import numpy as np
 from parl_like.agents.agent import Agent
 from parl_like.data.transforms import Transforms
 from parl_like.environment.factory import EnvSource
-from parl_like.environment.hooks import TraceHash
+from parl_like.environment.hooks import Hook, TraceHash
 from parl_like.run.driver import Driver
 from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.values.errors import unknown
@@ -50,6 +50,7 @@ class PoolOptions:
         transforms: Task → those of another pool; None: the helpers' own.
         warned: Names of what environments changed that a warning has told of already, shared with another pool.
         trace: A digest of what happens to every agent; None: nobody asked for one.
+        hooks: Those that hear of everything the agents do, in a run and outside of one.
     """
 
     tasks: Mapping[str, ComputationTask]
@@ -63,6 +64,7 @@ class PoolOptions:
     transforms: Mapping[str, Transforms] | None = None
     warned: set[str] | None = None
     trace: TraceHash | None = None
+    hooks: Sequence[Hook] = ()
 
     @property
     def driver_name(self) -> str:

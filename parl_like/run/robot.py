@@ -59,6 +59,8 @@ class Robot(Counted):
             be drawn from, and may run in circles otherwise. (A schedule of exploration, such as ε, begins anew.)
         score: What an evaluation is worth, more is better: one of its numbers ('mean_return', 'success_rate', …), or a function
             of the robot and the finished `Episodes`, such as minus an exploitability.
+        hooks: Those that belong to the robot: they hear of all that its agents do, before the hooks of a run, and of no
+            evaluation. For them every `run` and `iterate` is an experiment, also where `epochs` or a session of the lab calls it.
 
     Attributes:
         pool: Its agents and their driver. `agents`, `wrappers`, `buffers`, `transforms` and `statistics` are the pool's.
@@ -82,9 +84,10 @@ class Robot(Counted):
         self, env: EnvSource = None, *, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent] = Agent,
         n_agents: int = 1, driver: str | DriverOptions = "cooperative", mode: Literal["sync", "async"] = "sync", seed: int = 0,
         trace: bool = False, eval_env: EnvSource = None, eval_explore: bool = False,
-        score: str | Callable[[Robot, Episodes], float] = "mean_return",
+        score: str | Callable[[Robot, Episodes], float] = "mean_return", hooks: Hook | Iterable[Hook] = (),
     ) -> None:
         check_arguments(env, agent, n_agents, mode, score)
+        own = hooks_of(hooks, "Robot")
         check_tasks(tasks)
         given = tasks
         if not isinstance(driver, str):
@@ -98,7 +101,7 @@ class Robot(Counted):
                 task.build(child)
             connect_tasks(tasks)
             self.pool = pool = AgentPool(PoolOptions(tasks, env, agent, agent_seed, driver, mode == "sync",
-                                                     trace=TraceHash() if trace else None), weakref.ref(self))
+                                                     trace=TraceHash() if trace else None, hooks=own), weakref.ref(self))
             self.statistics, self.tasks, self.agents = pool.statistics, pool.tasks, pool.agents
             self.wrappers, self.buffers, self.transforms = pool.wrappers, pool.buffers, pool.transforms
             self.notes = pool.maker.notes

@@ -18,15 +18,18 @@ class RunHooks:
         agents: The pool's list of agents, which may change.
         trace: Hears of everything, also outside of a run; None: nobody asked for one.
         threads: Whether agents have threads of their own.
+        own: Hooks that hear of everything, too, before those of a run.
 
     Attributes:
+        own: See above.
         observing: The thread in which a hook or a stop condition is called, where agents have threads; None: none is.
         muted: Nobody hears anything, for what agents hold while they wait for the next run shall not hold the hooks.
     """
 
-    def __init__(self, agents: list[Agent], trace: TraceHash | None, threads: bool) -> None:
+    def __init__(self, agents: list[Agent], trace: TraceHash | None, threads: bool, own: Sequence[Hook] = ()) -> None:
         self.observing: int | None = None
         self.muted = False
+        self.own = tuple(own)
         self._agents, self._trace = agents, trace
         self._lock = threading.RLock() if threads else None
         self._hooks: list[Hook] = []
@@ -34,8 +37,9 @@ class RunHooks:
         self._new: list[Hook] = []
 
     def tell_agents(self, *more: Hook) -> None:
-        """Let the agents' environments know who hears of their stages: hooks of the run, the trace, and `more` for now."""
-        hooks = [] if self.muted else [*self._hooks, *([] if self._trace is None else [self._trace]), *more]
+        """Let the agents' environments know who hears of their stages: own hooks, those of the run, the trace, and `more` for
+        now."""
+        hooks = [] if self.muted else [*self.own, *self._hooks, *([] if self._trace is None else [self._trace]), *more]
         for agent in self._agents:
             if agent.env is not None:
                 agent.env.observe(hooks)

@@ -37,7 +37,7 @@ class RunLoop:
                 if stop is not None:
                     stop.begin(robot)
                 pool.should_stop = None if stop is None else pool.hooks.in_turn(stop)
-                for call in overridden(hooks, "pre_experiment"):
+                for call in overridden([*pool.hooks.own, *hooks], "pre_experiment"):
                     call(robot)
                 pool.hooks.connect()
                 while not pool.stop_requested and self._iterate():
@@ -62,17 +62,24 @@ class RunLoop:
             finally:
                 pool.hooks.end()
                 robot.statistics.warn_of_cuts()
-                for call in overridden(hooks, "post_experiment"):
+                for call in overridden([*pool.hooks.own, *hooks], "post_experiment"):
                     call(robot)
         robot.tell_idle()
 
     def iterate(self, stop_steps: int) -> Iterator[int]:
         """See `Robot.iterate`."""
         robot = self._robot
+        own = robot.pool.hooks.own
         follow_run(robot, stop_steps - robot.env_steps, whole=False)
-        while robot.env_steps < stop_steps and self.iterate_once():
-            yield robot.statistics.iterations
-        self._save()
+        try:
+            for call in overridden(own, "pre_experiment"):
+                call(robot)
+            while robot.env_steps < stop_steps and self.iterate_once():
+                yield robot.statistics.iterations
+            self._save()
+        finally:
+            for call in overridden(own, "post_experiment"):
+                call(robot)
 
     def iterate_once(self) -> bool:
         """Do one iteration outside of a run; return False when nothing could run any more."""

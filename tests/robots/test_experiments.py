@@ -30,8 +30,8 @@ NAMES = [name for name in experiments.names() if experiments.get(name).robot not
 
 def build(name, **overrides):
     experiment = experiments.get(name)
-    if experiment.robot == "hierarchy":
-        pytest.importorskip("minigrid")
+    if needed := {"hierarchy": "minigrid", "self_play": "pettingzoo"}.get(experiment.robot):
+        pytest.importorskip(needed)
     if name.endswith("-lander"):
         pytest.importorskip("Box2D")
     module = experiment.module()
@@ -54,7 +54,7 @@ def off_policy(name):
     """Of those that learn from a buffer: few rows of it, and the run as short as that allows."""
     experiment = experiments.get(name)
     defaults = single.DEFAULTS.get(experiment.config.get("algorithm"), {}) if experiment.robot == "single" else {}
-    two = {"auxiliary": ["RL.", "auxiliary."], "mbpo": ["RL.", "model."], "nfsp": ["best."]}
+    two = {"auxiliary": ["RL.", "auxiliary."], "mbpo": ["RL.", "model."], "nfsp": ["best."], "self_play": ["RL."]}
     tasks = two.get(experiment.robot, [""] * (defaults.get("helper") == "OffPolicyHelper"))
     few = {f"{task}OffPolicyHelper.{key}": value for task in tasks for key, value in (("warmup", 64), ("batch_size", 32))}
     often = {"mbpo": "RL.OffPolicyHelper.updates", "single": "OffPolicyHelper.updates"}.get(experiment.robot, "")
@@ -75,6 +75,8 @@ def in_pieces(name):
 
 def short(name):
     """Overrides for a run of seconds, in which all learn."""
+    if experiments.get(name).robot == "self_play":
+        return {"n_agents": 4, **off_policy(name), "every": 4, "total_steps": 400}
     if experiments.get(name).robot == "nfsp":
         average = {f"average.ReservoirHelper.{key}": 8 for key in ("warmup", "batch_size")}
         return {"n_agents": 4, **off_policy(name), **average, "eta": 0.5, "total_steps": 640}
@@ -94,7 +96,9 @@ def short(name):
 # One for each robot, kind of helper and kind of state that a run goes on with; members have tests of their own, too.
 OFTEN = {"dqn-cartpole", "ppo-cartpole", "ppo-recall", "es-cartpole", "reinforce-cartpole", "qlearning-frozenlake",
          "sac-pendulum", "impala-cartpole", "auxiliary-cartpole", "hierarchy-doorkey", "mbpo-pendulum", "r2d2-recall",
-         "her-bitflip", "bootstrapped-deepsea", "nfsp-kuhn", "raw-sokoban-mini", "thinker-sokoban-mini"}
+         "her-bitflip", "bootstrapped-deepsea", "nfsp-kuhn", "dqn-selfplay-tictactoe", "raw-sokoban-mini",
+         "thinker-sokoban-mini"}
+FROZEN = {"old0", "old1", "old2", "old3"}  # tasks that do not learn themselves: older selves
 
 
 @pytest.mark.parametrize("name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])
@@ -116,7 +120,8 @@ def test_two_short_runs_and_one_that_is_resumed_are_the_same(name, tmp_path):
                     if run == 2:
                         robot.load(tmp_path / "0")
                 done.append([robot.env_steps, *(task.learns for task in robot.tasks.values())])
-            assert all(begin < middle < end for begin, middle, end in zip(*done, strict=True)), done
+            assert all(begin < middle < end or (begin, end) == (0, 0) and name in FROZEN
+                       for name, begin, middle, end in zip(("steps", *robot.tasks), *done, strict=True)), done
             left.append((before, robot.trace_hash(), {name: task.state_dict() for name, task in robot.tasks.items()}))
     assert same(left[0], left[1]) and left[2][0] != left[0][0] and same(left[2][1:], left[0][1:])
 
@@ -129,7 +134,7 @@ def test_it_acts_and_learns_in_a_worker_or_is_refused_by_name(name):
         with build(name, **short(name), driver="processes", workers={"count": 1}) as robot:
             for _ in robot.iterate(short(name)["total_steps"]):
                 pass
-            assert all(task.learns for task in robot.tasks.values())
+            assert all(task.learns for key, task in robot.tasks.items() if key not in FROZEN)
     except (TypeError, ValueError) as error:
         assert re.search(r"process|workers", str(error)), error
 
