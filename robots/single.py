@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from parl_like import algorithms
@@ -13,6 +13,7 @@ from parl_like.agents.offline import OfflineHelper
 from parl_like.agents.population import PopulationHelper
 from parl_like.data.transforms import Transforms
 from parl_like.environment.factory import EnvSource, is_made
+from parl_like.environment.hooks import Hook
 from parl_like.envs.prepared import whole_games
 from parl_like.lab import config as configs
 from parl_like.lab.yaml_text import ConfigError
@@ -151,9 +152,10 @@ def defaults_of(algorithm: type) -> Mapping[str, Any]:
 
 
 def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, algorithm: type | None = None,
-          score: Any = "mean_return", span: Span | None = None, model: type | None = None, helper: type | None = None) -> Robot:
+          score: Any = "mean_return", span: Span | None = None, model: type | None = None, helper: type | None = None,
+          hooks: Hook | Iterable[Hook] = ()) -> Robot:
     """The robot of a configuration; `env` in place of its own: a factory, or an environment for one agent. So `eval_env`, and
-    `algorithm`, `model` and `helper`, classes. `score`: as for `Robot`. `span`: None: that of its `total_steps`."""
+    `algorithm`, `model` and `helper`, classes. `score` and `hooks`: as for `Robot`. `span`: None: that of its `total_steps`."""
     algorithm = named("Algorithm", config.algorithm) if algorithm is None else algorithm
     defaults = defaults_of(algorithm)
     span = span or Span(config.total_steps)
@@ -206,8 +208,8 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, 
     tasks = {"RL": ComputationTask(func, made_anew(helper_class, of_helper), device=config.device, **task)}
     if issubclass(helper_class, OfflineHelper):
         return robot_with(config, None, tasks, Agent, parts=parts, eval_env=source if eval_env is None else eval_env,
-                          score=score)
-    return robot_with(config, source, tasks, agent, parts=parts, eval_env=eval_env, score=score)
+                          score=score, hooks=hooks)
+    return robot_with(config, source, tasks, agent, parts=parts, eval_env=eval_env, score=score, hooks=hooks)
 
 
 RUN_OPTIONS = ("run_dir", "checkpoint_every", "keep_checkpoints", "metrics_every", "log_every_s", "eval_episodes",
@@ -249,11 +251,12 @@ def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Rob
              if not isinstance(options.get(key, ""), str)}
     try:
         named_env = {"env.id" if isinstance(env, str) else "env": env}
-        given = {key: value for key, value in {**options, **named_env}.items() if key not in (*made, *classes, "score")}
+        given = {key: value for key, value in {**options, **named_env}.items() if key not in (*made, *classes, "score", "hooks")}
         config = configs.resolve(Config, {"algorithm": nearest}, one, given)
         robot = build(config, **made, model=classes.get("model"), helper=classes.get("helper"),
                       algorithm=algorithm if isinstance(algorithm, type) else None,
-                      score=options.get("score", "mean_return"), span=Span(config.total_steps, "total_steps" in options))
+                      score=options.get("score", "mean_return"), hooks=options.get("hooks", ()),
+                      span=Span(config.total_steps, "total_steps" in options))
     except (ConfigError, TypeError, ValueError) as error:
         raise ValueError(f"Robot.of: {str(error).removeprefix('Config: ')}") from error
     for note in robot.parts.notes():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Annotated, Any, ClassVar
@@ -220,7 +220,8 @@ def made_anew(owner: Callable[..., Any], args: Mapping[str, Any]) -> Callable[[]
 
 
 def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent],
-               *, parts: Parts, eval_env: EnvSource = None, score: Any = "mean_return", hooks: Sequence[Hook] = ()) -> Robot:
+               *, parts: Parts, eval_env: EnvSource = None, score: Any = "mean_return",
+               hooks: Hook | Iterable[Hook] = ()) -> Robot:
     """The robot that a configuration says, with these tasks and hooks; it keeps its `parts`, and says who has the last word.
 
     Raises:

@@ -30,7 +30,8 @@ and of [marks](marks.md). `parl-like train NAME` trains an experiment; the argum
 (`parl-like train sac-pendulum SAC.alpha=0.1 hidden=[256,256]`). Scores are medians, over all seeds, of the
 evaluation after training. Where there is no mark, a link leads to the page with the results."""
 
-ROBOTS = {"BC": ["nfsp"], "DynamicsLearner": ["auxiliary"], "WorldModel": ["thinker", "thinker_shared"], "PPO": ["hierarchy"]}
+ROBOTS = {"BC": ["nfsp"], "DQN": ["self_play"], "DynamicsLearner": ["auxiliary"], "WorldModel": ["thinker", "thinker_shared"],
+          "PPO": ["hierarchy"]}
 """Class → the robots of several tasks that it is part of, where these have other names."""
 
 

@@ -131,7 +131,8 @@ class Robot(Counted):
             env: As for `Robot`; also a factory of vector environments. Observations with an image get a convolutional model.
             options: Keys of the configuration of `parl_like.robots.single`, and arguments of whatever the robot is built of, such
                 as n_agents=16, lr=1e-3, hidden=(64, 64), model='Conv', driver='processes'. Schedules (of ε, of a learning rate
-                `lr={"start": 1e-3, "end": 0.0}`) end at total_steps, or else with the first run. Also `score`, as for `Robot`.
+                `lr={"start": 1e-3, "end": 0.0}`) end at total_steps, or else with the first run.
+                Also `score` and `hooks`, as for `Robot`.
 
         Raises:
             ValueError: an unknown algorithm or option, the nearest is named; an environment that is not there, or whose actions

@@ -518,3 +518,69 @@ def test_an_environment_whose_reset_takes_no_seed_is_seeded_by_its_seed_or_said_
     with pytest.warns(RuntimeWarning, match=r"agent 0: reset of .*Old.* takes no seed, so no run in it can be repeated; write "
                                             r"reset\(self, \*, seed=None"):
         assert len(shown(Old, 3)) == 6
+
+
+# ------------------------------------------------------------------------------------------------------------ a robot's own
+
+
+class Ends(Hook):
+    """Notes what it hears, after its name."""
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def pre_experiment(self, robot):
+        self.log.append((self.name, "begin"))
+
+    def post_episode(self, agent, interrupted):
+        if not interrupted:
+            self.log.append((self.name, "episode"))
+
+    def post_experiment(self, robot):
+        self.log.append((self.name, "end"))
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads", "processes"])
+def test_hooks_of_a_robot_hear_every_run_before_those_of_the_run(driver):
+    log, before = [], 0
+    with robot_of(Recorder(), OffPolicyHelper, env=lambda: Corridor(5), driver=driver, hooks=[Ends("own", log)]) as robot:
+        for _ in range(2):
+            robot.run(StopAfterEpisodes(1), Ends("run", log))
+            assert log[:4] == [("own", "begin"), ("run", "begin"), ("own", "episode"), ("run", "episode")]
+            assert log[-2:] == [("own", "end"), ("run", "end")]
+            assert [log.count((name, "episode")) for name in ("own", "run")] == [robot.episodes - before] * 2
+            before = robot.episodes
+            log.clear()
+
+
+def test_hooks_of_a_robot_hear_of_all_but_evaluations(tmp_path):
+    log = []
+    with robot_of(Recorder(), OffPolicyHelper, env=lambda: Corridor(5), hooks=Ends("own", log)) as robot:
+        iterations = robot.iterate(40)
+        for _ in iterations:
+            break
+        assert log[0] == ("own", "begin") and ("own", "end") not in log
+        iterations.close()
+        assert log[-1] == ("own", "end"), "left in the middle"
+        log.clear()
+        robot.evaluate(2)
+        assert not log
+        robot.collect(n_episode=2)
+        assert log == [("own", "episode")] * 2
+        log.clear()
+        list(robot.epochs(2, 20, evaluate_episodes=1))
+        assert log.count(("own", "begin")) == log.count(("own", "end")) == 3, "before the first epoch, too"
+
+
+def test_what_is_no_hook_of_a_robot_is_refused():
+    with pytest.raises(TypeError, match=r"Robot: .* is no hook; expected objects of classes made from parl_like.Hook"):
+        robot_of(Recorder(), hooks=[print])
+    with pytest.raises(ValueError, match=r"Robot.of: Robot: .* is no hook"):
+        Robot.of("DQN", Corridor, hooks=[print])
+
+
+def test_one_line_takes_hooks_for_the_robot():
+    stats = EpisodeStats()
+    with Robot.of("DQN", lambda: Corridor(5), hooks=stats, n_agents=2) as robot:
+        robot.run(40)
+        assert len(stats.returns) == robot.episodes > 0
