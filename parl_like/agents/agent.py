@@ -247,6 +247,9 @@ class Agent(Guarded):
                 if isinstance(error, SpecError) and self.env is not None:
                     error.add_note(f"{self}: its environment (seed {self.env.seed}), after {self.env.episode_length} steps of "
                                    "the episode")
+                if isinstance(error, TypeError) and isinstance(self.env, PlayersFace) and not self.env.parallel:
+                    error.add_note(f"{self}: where players act by turns, step() returns nothing; env.last() tells what came of "
+                                   f"it. Where code for one player raised this: {several_players(self.env.unwrapped)}")
                 try:
                     self.interrupt()
                 except Exception as second:  # noqa: BLE001 - whatever a hook raises now, the first error is the one to report

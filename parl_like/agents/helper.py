@@ -205,8 +205,9 @@ class AgentHelper(UpdateSchedule):
             result = self._learn()
         finally:
             self.sender.by_hand = False
-        if self.agent.signal is not None:
-            self.agent.obey()
+        agent = self.agent
+        if agent.signal is not None and not (agent.env is not None and agent.env.owes_rows):
+            agent.obey()
         return result
 
     def _learn(self) -> dict[str, Any] | None:

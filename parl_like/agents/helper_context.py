@@ -61,11 +61,11 @@ class HelperContext:
     @cached_property
     def env_space(self) -> gym.Space[object] | None:
         """Return the space of what the environment shows; of several players, of what it shows to this role; None: it has
-        none."""
+        none, or the role is no player of it."""
         space: Any = getattr(self.agent.env, "observation_space", None)
         if not callable(space):
             return space  # type: ignore[no-any-return]
-        return None if self.role is None else space(self.role)
+        return space(self.role) if self.role in self.agent.env.players else None
 
     @cached_property
     def task(self) -> ComputationTask:

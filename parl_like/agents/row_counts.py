@@ -139,9 +139,9 @@ class OnePlayer:
                     raise ValueError(
                         f"{self.where}: rows do not go on where the one before ended, as if rows of two players came by turns, "
                         "some were left out, or a goal in the observation changed, but this task looks along the rows (n steps, "
-                        "unrolls, sequences, stacks) and would mix them; store every row, give each player a task of its own "
-                        "(`Shared` lets tasks have one network), and store truncated=True where a goal is left (`GoalAgent` of "
-                        "parl_like.robots.goal_agent)")
+                        "unrolls, sequences, stacks) and would mix them; store every row, give each player a role of its own "
+                        "(`Agent.roles`: a helper and rows for each), and store truncated=True where a goal is left "
+                        "(`GoalAgent` of parl_like.robots.goal_agent)")
 
 
 def _same(a: tuple[Any, ...], b: tuple[Any, ...]) -> bool:

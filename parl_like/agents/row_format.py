@@ -72,7 +72,7 @@ class RowFormat:
 
     def __init__(self, context: HelperContext, transforms: Transforms, obs_space: gym.Space[object] | None) -> None:
         self.agent, self.task, self._model, self._env = str(context.agent), context.name, context.model, context.agent.env
-        self._codec, self._env_space = context.codec, context.env_space
+        self._codec, self._context = context.codec, context
         inputs: dict[str, Spec] = self._model.inputs()
         self.inputs = [n for n in inputs if is_part(n, "obs")]
         self.state = {n: s for n, s in inputs.items() if n.startswith("state")}
@@ -83,11 +83,12 @@ class RowFormat:
 
     def _raw(self, transforms: Transforms, space: gym.Space[object] | None, inputs: dict[str, Spec]) -> dict[str, Spec]:
         """Return the specs of what the transforms make the model's inputs from."""
-        where = f"{self.agent}, task {self.task!r}"
-        space = self._env_space if space is None else space
+        where = self._context.where
+        space = self._context.env_space if space is None else space
         if space is None:
-            raise ValueError(f"{where}: transforms need the space of raw observations, and there is no environment; give the "
-                             "helper obs_space=")
+            role = self._context.role
+            why = "there is no environment" if role is None else f"{role!r} is no player of the environment"
+            raise ValueError(f"{where}: transforms need the space of raw observations, and {why}; give the helper obs_space=")
         self._obs_space = space
         made = specs_of(transforms.space(space), "obs")
         if made.keys() != set(self.inputs):

@@ -54,6 +54,7 @@ class EnvFace:
 
     env_index = 0
     cut_short = 0  # episodes that `limit` has ended
+    owes_rows = False  # whether several rows follow a step, so that an agent may only leave before its next one
     _name, _of_one = "environment", ""  # what the environment is called, and how the names of one's spaces begin
 
     def __init__(self, env: gym.Env[Any, Any], agent: ActingAgent) -> None:

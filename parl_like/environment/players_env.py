@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Mapping
+from inspect import getattr_static
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,17 @@ import numpy as np
 from parl_like.environment.player_view import PlayerView
 from parl_like.environment.value_check import PlayersOutput
 from parl_like.values.spec import Array
+
+_WRAPPERS = "pettingzoo.utils.wrappers."
+STATELESS = {_WRAPPERS + name for name in (
+    "base.BaseWrapper", "base_parallel.BaseParallelWrapper", "order_enforcing.OrderEnforcingWrapper",
+    "assert_out_of_bounds.AssertOutOfBoundsWrapper", "clip_out_of_bounds.ClipOutOfBoundsWrapper",
+    "capture_stdout.CaptureStdoutWrapper")}
+"""Wrappers of PettingZoo that remember nothing once they were reset: exactly these classes, for a subclass may remember more."""
+
+
+def _name(layer: object) -> str:
+    return f"{type(layer).__module__}.{type(layer).__qualname__}"
 
 
 class Turn(NamedTuple):
@@ -102,16 +114,25 @@ class PlayersEnv:
     def _vector(self, rewards: Mapping[str, float]) -> Array:
         return np.array([rewards.get(player, 0.0) for player in self.players], np.float64)
 
+    def _keeper(self) -> Any:
+        """Return the outermost layer that knows the state of all within: those around it remember nothing. A wrapper passes on
+        the methods of what it wraps, so only those of its own class count."""
+        layer = self.env
+        while _name(layer) in STATELESS:
+            layer = layer.env
+        if any(getattr_static(layer, method, None) is None for method in ("clone_state", "restore_state")):
+            raise TypeError(f"clone_state: what {_name(layer)} remembers is not known; give it the methods clone_state and "
+                            "restore_state, about itself and what it wraps")
+        return layer
+
     def clone_state(self) -> dict[str, Any]:
-        """Everything that what comes next depends on. Raises TypeError where the environment has no `clone_state`."""
-        if not (hasattr(self.env, "clone_state") and hasattr(self.env, "restore_state")):
-            raise TypeError(f"clone_state: what {type(self.env).__name__} remembers is not known; give it the methods "
-                            "clone_state and restore_state")
-        return {"env": self.env.clone_state(), "steps": self._steps, "early": dict(self._early)}
+        """Everything that what comes next depends on. Raises TypeError where what the environment or a wrapper of it remembers
+        is not known."""
+        return {"env": self._keeper().clone_state(), "steps": self._steps, "early": dict(self._early)}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Go back to a state."""
-        self.env.restore_state(state["env"])
+        self._keeper().restore_state(state["env"])
         self._steps, self._early = state["steps"], dict(state["early"])
 
 
@@ -184,6 +205,8 @@ class TurnEnv(PlayersEnv):
                 self.now = turn
                 break
             self.leaving.append(turn)
+            self._acted.discard(player)  # where it comes back, it begins anew
+            self._early.pop(player, None)
             before = set(env.agents)
             env.step(None)
             PlayersOutput.stepped(before, env.agents, player)
@@ -254,6 +277,7 @@ class ParallelEnv(PlayersEnv):
         PlayersOutput.known(there, self.players)
         late = self._is_late()
         PlayersOutput.told("reward, termination or truncation", acts, rewards, terminations, truncations)
+        PlayersOutput.flagged(acts, there, terminations, truncations)
         given = {player: PlayersOutput.number(player, rew) for player, rew in rewards.items() if player in self.views}
         ended = [player for player in acts if terminations[player]]
         seen = self._seen(obs, infos, dict.fromkeys([*acts, *there]), ended)

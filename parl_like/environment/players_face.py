@@ -9,7 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.environment.action_check import ActionCheck
-from parl_like.environment.face import EnvFace
+from parl_like.environment.face import ENDED, EnvFace
 from parl_like.environment.player_view import PlayerView, takes_turns
 from parl_like.environment.players_env import ParallelEnv, PlayersEnv, Turn, TurnEnv
 from parl_like.environment.value_check import OutputCheck
@@ -57,6 +57,7 @@ class PlayersFace(EnvFace):
         turns: How many actions each player has taken in this episode.
     """
 
+    owes_rows = True
     _env: Any  # a PlayersEnv
 
     def __init__(self, env: Any, agent: ActingAgent) -> None:
@@ -191,6 +192,13 @@ class PlayersFace(EnvFace):
         self._env.take(obs, 0.0)
         super()._begin(obs, info)
         self.episode_return = self._env.begun.copy()
+
+    def end_episode(self) -> None:
+        """Fire POST_EPISODE as `EnvFace.end_episode`. Last rows come after the step that ends the episode: where the agent has
+        left before it stored all, those players' rows get a cut, too."""
+        if self._phase is ENDED:
+            self._agent.cut()
+        super().end_episode()
 
     @property
     def cut_short(self) -> int:  # type: ignore[override]

@@ -250,6 +250,13 @@ class PlayersOutput:
             raise BadOutput(f"gave player {player!r} the reward {described(rew)}; expected a number") from None
 
     @staticmethod
+    def flagged(acted: Iterable[str], there: Iterable[str], *flags: Mapping[str, object]) -> None:
+        """Raise BadOutput where a player that acted in a parallel environment is gone, and none of its flags says so."""
+        if gone := [player for player in acted if player not in there and not any(one[player] for one in flags)]:
+            raise BadOutput(f"has let {', '.join(gone)} go without terminated or truncated, so how the episode ended is unknown; "
+                            "a player that leaves `agents` needs one of the two")
+
+    @staticmethod
     def stepped(before: Iterable[str], after: Iterable[str], last_turn: str | None = None) -> None:
         """Raise BadOutput where a step of an AEC environment let others go than the player who took its last turn in it, or kept
         that one."""

@@ -300,6 +300,17 @@ class Evaluator:
                 call(robot)
 
 
+def _raw_space(agent: Agent, task: str) -> Any:
+    """Return the space of what an agent's environment shows, of several players to the first that has a role at the task; None:
+    it is not known here."""
+    env: Any = agent.env
+    space = getattr(env, "observation_space", None)
+    if not callable(space):
+        return space
+    roles = [helper.role for helper in agent.helpers.values() if helper.name == task]
+    return space(next((role for role in roles if role in env.players), env.players[0]))
+
+
 def greedy_action(pool: AgentPool, name: str, obs: object) -> Any:
     """The best action of a pool's task for an observation, or for n of them, stacked; see `Robot.act`.
 
@@ -313,7 +324,7 @@ def greedy_action(pool: AgentPool, name: str, obs: object) -> Any:
                          "episodes")
     given = dict(leaves(obs, "obs"))
     specs = {key: spec.owned_by(f"task {name!r}") for key, spec in inputs.items()}
-    raw = getattr(pool.agents[0].env, "observation_space", None) if len(transforms) else None  # transforms make others of them
+    raw = _raw_space(pool.agents[0], name) if len(transforms) else None  # transforms make others of them
     expected = specs if raw is None else specs_of(raw, "obs")
     one = next((np.ndim(value) == len(expected[key].shape) for key, value in given.items() if key in expected), True)
     if one:

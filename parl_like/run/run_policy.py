@@ -8,7 +8,7 @@ from time import perf_counter
 from typing import Any
 
 from parl_like.agents.agent import Agent
-from parl_like.environment.factory import EnvSource, factory_of, is_made
+from parl_like.environment.factory import EnvSource, factory_of, is_made, several_players
 from parl_like.environment.hooks import Hook, hooks_of
 from parl_like.environment.stop_conditions import StopAfterEpisodes, StopCondition
 from parl_like.run.evaluation import Episodes, Quotas
@@ -64,6 +64,8 @@ def _run(policy: Callable[[Any], object], env: EnvSource, stop: StopCondition | 
 
     with Robot(env, tasks={}, agent=PolicyAgent, seed=seed) as robot:
         robot.pool.borrowed = is_made(env)
+        if robot.agents[0].env.owes_rows:
+            raise several_players(robot.agents[0].env.unwrapped)
         if (n := getattr(robot.agents[0].env, "num_envs", None)) is not None:
             raise ValueError(f"run_policy: the environment is {n} environments at once; give it a single one")
         begin, quotas = perf_counter(), Quotas(robot.agents, infos=True)
