@@ -8,7 +8,8 @@ In iteration t, for each player p, `traversals` walks with external sampling (se
 and p's advantage network is trained from scratch on its memory, an even sample of all iterations (`ReservoirBuffer`):
 
     loss = Σ t / T · (A_p(I, ·) − r(I, ·))²  over legal actions,       π(a|I) in proportion to max(A_p(I, a), 0);
-                                                                       of the largest A_p where no A_p is above 0
+                                                                       of the largest A_p where no A_p is above 0;
+                                                                       even before the first training
 
 The average policy is a network of its own, trained in the same way on the strategy memory: loss = Σ t / T · (softmax(I) −
 π(·|I))².
@@ -60,7 +61,7 @@ class DeepCFR:
         self.rng = np.random.default_rng(seed)
         self.advantages = [ReservoirBuffer(memory, self.rng) for _ in range(game.n_players)]
         self.strategies = ReservoirBuffer(memory, self.rng)
-        self.networks = [self._network() for _ in range(game.n_players)]
+        self.networks: list[nn.Module | None] = [None] * game.n_players  # until they are trained, players act evenly
         self._known: list[dict[str, list[float]]] = [{} for _ in range(game.n_players)]  # π by key, until a network changes
 
     def _network(self) -> nn.Sequential:
@@ -110,9 +111,8 @@ class DeepCFR:
         """π of all actions, by the advantage network of who is to move."""
         known, key = self._known[state.player], state.key()
         if key not in known:
-            advantages = self._numbers(self.networks[state.player], state)
-            if not self.iterations or self.advantages[state.player].seen == 0:
-                advantages = np.zeros(self.game.n_actions)
+            network = self.networks[state.player]
+            advantages = np.zeros(self.game.n_actions) if network is None else self._numbers(network, state)
             chances = np.maximum(advantages, 0.0) * state.mask()
             if not chances.any():
                 legal = list(state.legal())

@@ -27,6 +27,19 @@ def test_the_rows_of_one_walk_by_hand():
     assert len(seen["target"]) == 80 and (seen["target"] == 0.5).all() and len(one.advantages[1]) == 0, "player 1 came by twice"
 
 
+def test_all_walks_before_the_first_training_are_even():
+    """Also those after the first rows came, for no network has seen these."""
+    one = DeepCFR(Kuhn(), **SMALL)
+    one.iterations = 1
+    for player in (0, 1):
+        for _ in range(40):
+            one._walk(one.game.start(), player)
+    assert len(one._known[0]) == len(one._known[1]) == 6
+    assert all(chances == [0.5, 0.5] for known in one._known for chances in known.values())
+    targets = one.strategies.take(np.arange(len(one.strategies)))["target"]
+    assert len(targets) and (targets == 0.5).all()
+
+
 def test_a_network_fits_what_is_in_its_memory():
     one = DeepCFR(Kuhn(), **{**SMALL, "steps": 300, "hidden": (32,), "batch_size": 512}, lr=1e-2)
     one.iterations = 2

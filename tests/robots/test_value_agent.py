@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -9,7 +10,7 @@ from parl_like import ComputationTask, EpisodicHelper, OffPolicyHelper, Robot, c
 from parl_like.agents.online import OnlineHelper
 from parl_like.algorithms import DQN, TD, MonteCarloPrediction, QLearning
 from parl_like.environment.hooks import Hook
-from parl_like.envs.tabular import RandomWalk
+from parl_like.envs.tabular import RandomWalk, TableEnv
 from parl_like.models import MLPQ, QTable, VTable
 from parl_like.robots.value_agent import ValueAgent
 
@@ -43,6 +44,50 @@ def test_an_agent_acts_by_values_of_the_states_that_it_could_reach(kind, helper,
         values = made.tasks["RL"].algorithm.model.table
         assert (values[3:6] > 0.3).all() and made.evaluate(3, env=RandomWalk).returns == [1.0] * 3
         assert made.tasks["RL"].rows_learned >= 580  # every update goes to the learner; of the last episode perhaps not yet
+
+
+COIN = [[[(0.5, 0, 1.0, True), (0.5, 0, 0.0, True)], [(0.5, 0, 0.0, True), (0.5, 0, 1.0, True)]]]
+
+
+class NoTable(gym.Wrapper):
+    """A table that shows neither its table nor, by `unwrapped`, itself; it has the states of the one inside."""
+
+    unwrapped = property(lambda self: self)
+    np_random = property(lambda self: self.env.np_random)
+
+    def clone_state(self):
+        return self.env.clone_state()
+
+    def restore_state(self, state):
+        self.env.restore_state(state)
+
+
+def trained(make):
+    env = make()
+    func = create_algorithm_func(VTable, dict(obs=env.observation_space, act=env.action_space), TD, {"policy": None})
+    return Robot(make, agent=Discounting, tasks={"RL": ComputationTask(func, OnlineHelper)}, seed=1)
+
+
+def test_an_agent_does_not_see_what_the_real_step_will_draw():
+    """Heads or tails of a fair coin: whatever is chosen, half of the games are won."""
+    with trained(lambda: TableEnv.from_outcomes(COIN)) as made:
+        assert 0.35 < made.evaluate(200, env=lambda: TableEnv.from_outcomes(COIN)).mean_return < 0.65
+
+
+def test_an_environment_without_a_table_is_tried_unless_it_draws():
+    with trained(lambda: NoTable(RandomWalk())) as made:
+        made.run(300)
+        assert made.evaluate(3, env=lambda: NoTable(RandomWalk())).returns == [1.0] * 3
+    with trained(lambda: NoTable(TableEnv.from_outcomes(COIN))) as made, pytest.raises(Exception, match="draws random numbers"):
+        made.run(20)
+
+
+def test_values_of_actions_are_expected_ones():
+    agent = object.__new__(Discounting)
+    agent.env = TableEnv.from_outcomes([[[(0.25, 1, 4.0, False), (0.75, 0, 0.0, False)], [(1.0, 1, 2.0, True)]],
+                                        [[(1.0, 1, 0.0, True)], [(1.0, 1, 0.0, True)]]])
+    # 0.25 · 4 + 0.9 · (0.25 · v(1) + 0.75 · v(0)) with v = (1, 2) is 2.125; 2 is sure, and ends it.
+    assert agent._expected(agent.model, 0, lambda state: [1.0, 2.0][state]).tolist() == pytest.approx([2.125, 2.0])
 
 
 class Updates(Hook):
