@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.algorithms.tables.temporal_difference import QLearning
+from parl_like.algorithms.tables.temporal_difference import QLearning, check_no_prior
 from parl_like.learning.algorithm import Algorithm, Schedule, value_of
 from parl_like.learning.explorers import UCB, Categorical, EpsilonGreedy, Explorer, Thompson
 from parl_like.learning.fixed_settings import explorers_have
@@ -106,7 +106,11 @@ class ThompsonBandit(Bandit):
     Args:
         noise: σ, the standard deviation of rewards.
         spread: τ, the standard deviation of the arms' means before anything is known.
-        The others: As for `Bandit`; the table needs a prior.
+        lr: 1, and the table has the prior 0: the posterior needs means of rewards.
+        model: As for `Bandit`.
+
+    Raises:
+        ValueError: of another prior or lr.
     """
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 1.0, noise: float = 1.0,
@@ -114,10 +118,13 @@ class ThompsonBandit(Bandit):
         super().__init__(model, lr=lr)
         self.noise, self.spread = noise, spread
         self.counted()
+        if self.model.prior != 0.0 or lr != 1.0:
+            raise ValueError(f"ThompsonBandit: the table has the prior {self.model.prior}, lr is {lr}; expected 0 and 1, so "
+                             "that values are means of rewards, as the posterior needs")
 
     def fixed_settings(self) -> dict[str, str]:
         why = "agents elsewhere predict by what it was when they were built; build a new algorithm with another"
-        return {**super().fixed_settings(), "noise": why, "spread": why}
+        return {**super().fixed_settings(), "noise": why, "spread": why, "lr": "the posterior needs means of rewards"}
 
     def explorer(self) -> Explorer:
         return Thompson(self.model.n_actions)
@@ -144,6 +151,7 @@ class GradientBandit(Bandit):
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 0.1, baseline: bool = True) -> None:
         super().__init__(model, lr=lr)
         self.baseline = baseline
+        check_no_prior(self)
         for name in ("mean_reward", "pulls"):
             self.model.keep(name, (self.model.n_states,))
 

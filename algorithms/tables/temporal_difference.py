@@ -71,6 +71,13 @@ class QLearning(Algorithm):
         return {"td": abs(td)}
 
 
+def check_no_prior(algorithm: Algorithm) -> None:
+    """Raises ValueError for a table whose entries count their updates, where the algorithm moves them without."""
+    if (prior := getattr(algorithm.model, "prior", None)) is not None:
+        raise ValueError(f"{type(algorithm).__name__}: the table has the prior {prior}, by which updates of entries count, "
+                         "and this algorithm does not use it; leave the prior out")
+
+
 class SARSA(QLearning):
     """SARSA (Rummery & Niranjan 1994; Sutton & Barto 2018, 6.4): the value of the policy that explores.
 
@@ -110,12 +117,14 @@ class DoubleQLearning(QLearning):
         with probability ½:   Q1(s, a) ← Q1(s, a) + α · (r + γ · Q2(s', argmax_b Q1(s', b)) − Q1(s, a)),   else the same of Q2, Q1
 
     So a value is not too large because it was chosen for being large. Agents act by the mean of both. `model.table` is Q1,
-    `model.second` Q2. With equal tables the error is that of Q-learning. The arguments are those of `QLearning`.
+    `model.second` Q2. With equal tables the error is that of Q-learning. The arguments are those of `QLearning`; the table has no
+    prior.
     """
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 0.1, gamma: float = 0.99,
                  epsilon: float | Schedule = 0.1) -> None:
         super().__init__(model, lr=lr, gamma=gamma, epsilon=epsilon)
+        check_no_prior(self)
         self.model.keep("second", self.model.table.shape, self.model.start)
 
     def predict(self, inputs: Batch) -> Mapping[str, Any]:

@@ -6,11 +6,12 @@ import pytest
 
 from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.agents.online import OnlineHelper
-from parl_like.algorithms import PSRL, EpsilonGreedyBandit, GradientBandit, QLearning, ThompsonBandit, UCBBandit
+from parl_like.algorithms import PSRL, DoubleQLearning, EpsilonGreedyBandit, GradientBandit, QLearning, ThompsonBandit, UCBBandit
 from parl_like.algorithms.tables.psrl import best_values
 from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.textbook import NChain, RiverSwim, Testbed
 from parl_like.learning.explorers import Thompson
+from parl_like.learning.schedule import Linear
 from parl_like.models import QTable
 from parl_like.values.batch import Batch
 
@@ -87,6 +88,20 @@ def test_pulls_are_counted_or_the_bandit_is_refused(kind):
         bandit(kind, None)
 
 
+@pytest.mark.parametrize("kind", [DoubleQLearning, PSRL, GradientBandit])
+def test_a_prior_that_would_not_count_is_refused(kind):
+    with pytest.raises(ValueError, match=f"{kind.__name__}: the table has the prior 1.0.*leave the prior out"):
+        bandit(kind, 1.0)
+
+
+def test_thompson_sampling_refuses_values_that_are_no_means():
+    for prior, lr in ((1.0, 1.0), (0.0, 0.5), (0.0, Linear(1.0, 0.0, 10))):
+        with pytest.raises(ValueError, match=f"ThompsonBandit: the table has the prior {prior}, lr is .*; expected 0 and 1"):
+            bandit(ThompsonBandit, prior, lr=lr)
+    with pytest.raises(AttributeError, match="the posterior needs means of rewards"):
+        ComputationTask(lambda: bandit(ThompsonBandit)).algorithm.lr = 0.5
+
+
 @pytest.mark.parametrize("kind", [EpsilonGreedyBandit, UCBBandit, ThompsonBandit, GradientBandit])
 @pytest.mark.parametrize("helper", [OnlineHelper, lambda: OnPolicyHelper(unroll=1)], ids=["online", "rows"])
 def test_a_bandit_is_a_task_and_a_resumed_run_is_the_same(kind, helper, tmp_path):
@@ -128,6 +143,63 @@ def test_counts_and_the_mean_world_by_hand():
     np.testing.assert_allclose(algorithm.model.expected, [[v, 0.5 + 0.5 * 0.25 * v]], atol=1e-3)
     algorithm.mode = "test"
     assert algorithm.predict(Batch(obs=0))["q"].tolist() == algorithm.model.expected[0].tolist()
+
+
+def counted_world(**options):
+    """Two states and two actions, with rows of (0, 0) alone: twice to 1, three times to the end; they earn 10 together."""
+    made = PSRL(QTable(gym.spaces.Discrete(2), gym.spaces.Discrete(2)), every=100, **options)
+    rows = [(1, 3.0, False), (1, 1.0, False), (0, 2.0, True), (0, 2.0, True), (0, 2.0, True)]
+    after, rew, ended = (np.array(one) for one in zip(*rows, strict=True))
+    zero = np.zeros(5, int)
+    made.learn(Batch(obs=zero, act=zero, rew=rew, obs_next=after, terminated=ended, truncated=zero.astype(bool)))
+    return made
+
+
+def test_a_world_is_drawn_from_what_is_believed():
+    """Means and variances of 20,000 draws: Dirichlet(0.5, 2.5, 3.5) and N(12/6, 3²/6); untried Dirichlet(½, …) and N(2, 3²)."""
+    made, n = counted_world(dirichlet=1.5, reward_mean=2.0, reward_std=3.0), 20_000
+    worlds = [made.world() for _ in range(n)]
+    weights, rewards = (np.array(one) for one in zip(*worlds, strict=True))
+    chances = weights / weights.sum(-1, keepdims=True)
+    for where, alpha, mean, variance in (((0, 0), [0.5, 2.5, 3.5], 2.0, 1.5), ((1, 0), [0.5, 0.5, 0.5], 2.0, 9.0)):
+        alpha = np.array(alpha)
+        share, total, own = alpha / alpha.sum(), alpha.sum(), chances[:, *where]
+        spread = share * (1 - share) / (total + 1)
+        np.testing.assert_allclose(own.mean(0), share, atol=5 * np.sqrt(spread.max() / n))
+        np.testing.assert_allclose(own.var(0), spread, rtol=0.06)
+        assert rewards[:, *where].mean() == pytest.approx(mean, abs=5 * np.sqrt(variance / n))
+        assert rewards[:, *where].var() == pytest.approx(variance, rel=0.06)
+    assert abs(np.corrcoef(rewards[:, 0, 0], rewards[:, 1, 0])[0, 1]) < 0.04, "each pair has its own"
+
+
+def test_the_table_is_the_best_of_the_world_that_was_drawn():
+    made = counted_world(gamma=0.5)
+    made.rng = np.random.default_rng(3)
+    made.draw()
+    made.rng = np.random.default_rng(3)
+    np.testing.assert_allclose(made.model.table, best_values(*made.world(), 0.5, np.zeros((2, 2)), 1e-10), atol=1e-3)
+
+
+def test_the_first_episode_has_a_world_of_its_own():
+    tables = []
+    for seed in (1, 1, 2):
+        task = ComputationTask(lambda: bandit(PSRL, None))
+        task.build(np.random.SeedSequence(seed))
+        tables.append(task.algorithm.model.table.tolist())
+    assert tables[0] == tables[1] != tables[2] and len(set(tables[0][0])) == 2
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_posterior_sampling_refuses_rewards_that_are_not_finite_and_counts_nothing_of_them(bad):
+    made = bandit(PSRL, None, every=1)
+    with pytest.raises(ValueError, match="PSRL: rewards are .*; expected finite numbers"):
+        made.learn(Batch(obs=0, act=0, rew=bad, obs_next=0, terminated=False, truncated=False))
+    assert not made.model.transitions.any() and not made.model.reward_sum.any()
+    with pytest.raises(ValueError, match="best_values: gamma is 0.9, rewards are between"):
+        best_values(np.ones((1, 1, 2)), np.array([[bad]]), 0.9, np.zeros((1, 1)))
+    made.gamma = 1.0
+    with pytest.raises(ValueError, match="best_values: gamma is 1.0"):
+        made.learn(Batch(obs=0, act=0, rew=1.0, obs_next=0, terminated=False, truncated=False))
 
 
 def played(kind, env, steps, seed, **options):

@@ -29,6 +29,29 @@ def test_one_iteration_estimates_the_regrets_of_cfr(solver):
     np.testing.assert_array_less(abs(mean - exact.regrets), 4 * error + 1e-9)
 
 
+@pytest.mark.parametrize(("solver", "n"), [(ExternalSampling, 4000), (OutcomeSampling, 15_000)])
+def test_one_iteration_from_an_uneven_policy_estimates_both_sums_of_cfr(solver, n):
+    """R, and S: that of CFR adds what a player does to get to each state, those of samples by how often chance deals it, 1/6."""
+    game, exact = Kuhn(), CFR(Kuhn(), alternating=False)
+    weights = np.random.default_rng(0).uniform(0.5, 3.0, 24)
+    exact._policy = exact.tree.normalised(weights)
+    exact.learn()
+    expected = np.stack([exact.regrets, exact.sums / 6])
+    one, start = solver(game, seed=1), {key: weights[2 * i:2 * i + 2] for i, key in enumerate(exact.tree.keys)}
+    one._legal, (mean, square) = dict.fromkeys(start, (0, 1)), np.zeros((2, 2, 24))
+    for _ in range(n):
+        found = np.zeros((2, 24))
+        for player in (0, 1):
+            one.rows = {key: (row.tolist(), [0.0, 0.0]) for key, row in start.items()}
+            one._sample(game.start(), player)
+            found += np.array([one.rows[key] for key in exact.tree.keys]).transpose(1, 0, 2).reshape(2, 24)
+            found[0] -= weights
+        mean += found / n
+        square += found ** 2 / n
+    error = np.sqrt((square - mean ** 2) / n)
+    np.testing.assert_array_less(abs(mean - expected), 4.5 * error + 1e-9)
+
+
 @pytest.mark.parametrize(("game", "bound"), [(Kuhn(), 0.17), (Kuhn(3), 0.22)], ids=str)
 def test_outcome_sampling_after_ten_thousand_iterations(game, bound):
     one = OutcomeSampling(game, seed=1)

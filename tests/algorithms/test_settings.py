@@ -195,7 +195,8 @@ def test_what_can_be_read_as_it_goes_is(name, key):
     assert getattr(task.algorithm, key) == OTHER.get(key, 1)
 
 
-@pytest.mark.parametrize("name", [name for name in DEFAULTS if "lr" in arguments(getattr(algorithms, name))])
+@pytest.mark.parametrize("name", [name for name in DEFAULTS if "lr" in arguments(getattr(algorithms, name))
+                                  and name != "ThompsonBandit"])  # its posterior needs the rate 1, so another is refused
 def test_a_learning_rate_of_zero_stops_all_that_it_moves(name):
     """All rates of several optimisers; NPG and TRPO move the policy by `delta`."""
     source, updates = recorded(name)
