@@ -87,13 +87,13 @@ class ThreadsDriver(Driver):
 
     def put(self, queue: RequestQueue, ticket: Ticket, values: Any, wait: bool) -> None:
         ticket.error = None
-        mine = outside = False
-        if self.pool.hooks.observing is not None or self._callers.get(threading.get_ident()) is not ticket.agent:
-            self.check_caller(ticket.agent)
-            if self.is_beside():
+        mine = False
+        outside = self._callers.get(threading.get_ident()) is not ticket.agent
+        if outside or self.pool.hooks.observing is not None:
+            self.check_caller(ticket.agent)  # in a hook an agent may not ask, beside another's it may
+            if outside and self.is_beside():
                 self._put_beside(queue, ticket, values, wait)
                 return
-            outside = True
         state = self._round
         with self.lock:
             dropped = queue.put(ticket, values)
@@ -120,8 +120,8 @@ class ThreadsDriver(Driver):
                 self._look()
         if first:
             self._acting.wake(first)
-        if mine:
-            self._serving.serve(queue.server, ticket)
+        if mine and server is not None:
+            self._serving.serve(server, ticket)  # `queue.server` may be gone by now
         if wait:
             self.wait(ticket)
 

@@ -191,7 +191,18 @@ class EveryNEpisodes(_EveryN):
         super().__init__(n, function)
         if stage not in (Stage.PRE_EPISODE, Stage.POST_EPISODE):
             raise ValueError(f"EveryNEpisodes: stage is {stage}; expected Stage.PRE_EPISODE or Stage.POST_EPISODE")
-        setattr(self, stage.value, self._one_more)
+        self.stage = stage
+        for name in {"pre_episode", "post_episode"} - {stage.value}:
+            if getattr(type(self), name) is getattr(EveryNEpisodes, name):
+                setattr(self, name, getattr(super(), name))  # it does not listen: beginnings are not heard of in workers
+
+    def pre_episode(self, agent: AgentPort) -> None:
+        if self.stage is Stage.PRE_EPISODE:
+            self._one_more(agent)
+
+    def post_episode(self, agent: AgentPort, interrupted: bool) -> None:
+        if self.stage is Stage.POST_EPISODE:
+            self._one_more(agent, interrupted)
 
     def _one_more(self, agent: AgentPort, interrupted: bool = False) -> None:
         if not interrupted:

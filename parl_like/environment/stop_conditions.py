@@ -75,7 +75,7 @@ class _Both(StopCondition):
         return max(known) if len(known) == 2 else None
 
     def watchers(self) -> list[StopWhenAgent]:
-        return [one for side in self.sides for one in side.watchers()]
+        return list(dict.fromkeys(one for side in self.sides for one in side.watchers()))
 
 
 class _StopAfter(StopCondition):
@@ -264,5 +264,20 @@ class StopWhenAgent(StopCondition, Hook):
         self.said = self.said or bool(self.function(agent))
 
     def __call__(self, robot: RunPort) -> bool:
-        said, self.said = self.said, False
-        return said
+        return self.said
+
+
+def question(stop: StopCondition) -> Callable[[Any], bool]:
+    """Return what is asked after every act of a run that `stop` ends: `stop(robot)`. What agents said before counts once, for
+    all places of a composition at which their condition stands."""
+    watchers = stop.watchers()
+    if not watchers:
+        return stop
+
+    def ask(robot: RunPort) -> bool:
+        over = stop(robot)
+        for watcher in watchers:
+            watcher.said = False
+        return over
+
+    return ask

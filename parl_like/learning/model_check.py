@@ -22,7 +22,7 @@ class ContractError(TypeError):
 
 def try_out(owner: Callable[[], str], algorithm: Algorithm) -> tuple[dict[str, Array], set[type]]:
     """Predict two rows of zeros (of legal values, where 0 is none): make parameters of lazy layers, and find a model that does
-    not fit. Put the networks into eval mode.
+    not fit. The networks are in eval mode afterwards; `AlgorithmRunner` puts back those without modes.
 
     Args:
         owner: Gives the task's name.

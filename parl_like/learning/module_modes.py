@@ -8,9 +8,11 @@ from functools import cache
 from typing import Any, Self
 
 import torch
+from torch.nn.utils.parametrizations import _SpectralNorm
 
 WITH_MODES = (torch.nn.modules.dropout._DropoutNd, torch.nn.modules.batchnorm._NormBase, torch.nn.RNNBase, torch.nn.RReLU,
-              torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer)
+              torch.nn.MultiheadAttention, torch.nn.TransformerEncoder, torch.nn.TransformerEncoderLayer,
+              _SpectralNorm, torch.jit.ScriptModule)
 """Modules of torch that do something else while they learn. Other classes say so: `has_modes = True`."""
 
 
@@ -36,7 +38,8 @@ def has_modes(networks: Mapping[str, torch.nn.Module], readers: Collection[type]
 class WatchedModes:
     """Around the trial of a prediction: which classes, among those that say nothing of modes, read `training`.
 
-    What they read while they learn need not be watched: networks that are never put into mode eval are in the other one.
+    What they read while they learn need not be watched: where no prediction reads it, networks stay in training mode, but for
+    those that are always in test mode (`AlgorithmRunner`).
 
     Attributes:
         readers: Their classes.

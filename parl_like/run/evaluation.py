@@ -15,7 +15,7 @@ from parl_like.agents.agent import Agent
 from parl_like.data.storage.archive import write_archive
 from parl_like.environment.factory import EnvSource, again, factory_of, is_made
 from parl_like.environment.hooks import Hook, overridden
-from parl_like.environment.stop_conditions import StopCondition
+from parl_like.environment.stop_conditions import StopCondition, question
 from parl_like.interfaces import AgentPort
 from parl_like.learning.span import follow_run
 from parl_like.run.agent_pool import AgentPool
@@ -228,7 +228,7 @@ class Evaluator:
         pool.fill(1 if pool.borrowed else n)
         robot.notes += [note for note in (f"evaluation: {text}" for text in pool.maker.notes if text not in robot.notes)
                         if note not in robot.notes]
-        pool.should_stop = stop
+        pool.should_stop = None if stop is None else question(stop)
         if stop is not None:
             stop.begin(pool)
         for agent in pool.agents:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from parl_like.environment.hooks import Hook, overridden
-from parl_like.environment.stop_conditions import StopCondition
+from parl_like.environment.stop_conditions import StopCondition, question
 from parl_like.learning.span import follow_run
 from parl_like.run.diagnosis import Diagnosis, refuse_divergence
 from parl_like.run.port import RobotPort
@@ -36,7 +36,7 @@ class RunLoop:
                 pool.hooks.begin([*hooks, *watchers])
                 if stop is not None:
                     stop.begin(robot)
-                pool.should_stop = None if stop is None else pool.hooks.in_turn(stop)
+                pool.should_stop = None if stop is None else pool.hooks.in_turn(question(stop))
                 for call in overridden([*pool.hooks.own, *hooks], "pre_experiment"):
                     call(robot)
                 pool.hooks.connect()

@@ -23,6 +23,9 @@ from parl_like.values.spec import Array
 class AlgorithmRunner:
     """An algorithm on its device, and the calls of it.
 
+    Where modules have modes, they are in eval mode but in updates. Else all are in training mode for good, as a fresh module of
+    torch is, and no call sets it. Networks that are always in test mode (`Algorithm.always_test`) are in eval mode at all times.
+
     Args:
         algorithm: Its model has been tried out, so that lazy layers have parameters.
         device: Where its networks are from now on.
@@ -45,6 +48,8 @@ class AlgorithmRunner:
             parameter.data = parameter.data.to(device)
         self.on_arrays = isinstance(algorithm.model, ArrayModel)
         self.has_modes = has_modes(networks, mode_readers)
+        if not self.has_modes:
+            self.set_update_modes()
         self._on_cpu = device.type == "cpu"
         self.inference = torch.inference_mode()
 
@@ -86,7 +91,7 @@ class AlgorithmRunner:
         return arrays
 
     def set_update_modes(self) -> None:
-        """Put modules that have modes into training mode, but for those of networks that are always in test mode."""
+        """Put all modules into training mode, but for those of networks that are always in test mode."""
         networks = self.algorithm.networks()
         for learns in (True, False):
             set_mode([part for name, part in networks.items() if (name not in self.algorithm.always_test) is learns], learns)

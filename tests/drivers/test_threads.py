@@ -72,6 +72,33 @@ def test_the_agent_that_completes_a_batch_serves_it():
         assert len(names) >= 50 and all(name.startswith("agent") for name in names), names
 
 
+def test_an_agent_serves_its_batch_also_while_another_agent_is_in_a_hook():
+    """Agent 0 stays in a hook until agent 1 has all its replies."""
+    hooked, replied, names = threading.Event(), threading.Event(), []
+
+    class Stays(Hook):
+        def post_act(self, agent):
+            hooked.set()
+            assert replied.wait(SAFETY_S)
+
+    def program(agent):
+        if agent.index == 0:
+            agent.env.reset()
+            agent.env.step(0)
+        else:
+            assert hooked.wait(SAFETY_S)
+            try:
+                ask(20, agent)
+            finally:
+                replied.set()
+
+    task = echo_task(predict_rule=BatchRule(min_rows=1))
+    task.algorithm.before = lambda rows: names.append(threading.current_thread().name)
+    with robot_of(program, 2, task, env=Line) as robot:
+        robot.run(None, Stays())
+    assert len(names) == 20 and set(names) == {"agent 1"}
+
+
 def test_one_request_opens_and_one_clock_closes_a_batch():
     """Agent 0 acts until agent 1 has its reply, so only the clock can close agent 1's batch."""
     for rule in (None, BatchRule(max_wait=0.02), BatchRule(max_wait=0.0), BatchRule(min_rows=50, max_wait=0.02)):

@@ -236,6 +236,25 @@ def test_every_n_episodes_may_count_their_beginnings():
         EveryNEpisodes(2, print, stage=Stage.PRE_ACT)
 
 
+@pytest.mark.parametrize("stage", [Stage.PRE_EPISODE, Stage.POST_EPISODE])
+def test_a_class_made_from_every_n_episodes_may_listen_to_episodes_itself(stage):
+    begun, ended, counted = [], [], []
+
+    class Listens(EveryNEpisodes):
+        def pre_episode(self, agent):
+            begun.append(agent.index)
+            super().pre_episode(agent)
+
+        def post_episode(self, agent, interrupted):
+            ended.append(interrupted)
+            super().post_episode(agent, interrupted)
+
+    with robot_of(Recorder(), env=lambda: Corridor(4)) as robot:
+        robot.run(StopAfterEpisodes(4), Listens(2, lambda r: counted.append(r.env_steps), stage))
+    assert len(begun) >= 4 and ended[:4] == [False] * 4
+    assert counted == ([4, 12] if stage is Stage.PRE_EPISODE else [8, 16])
+
+
 @pytest.mark.parametrize("driver", ["cooperative", "threads", pytest.param("processes", marks=pytest.mark.skipif(
     sys.platform != "linux", reason="workers are forked"))])
 def test_the_losses_of_updates_are_logged(driver):

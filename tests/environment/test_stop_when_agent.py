@@ -68,6 +68,26 @@ def test_a_run_ends_where_an_environment_says_so(driver):
             robot.run(StopWhenAgent(lambda agent: agent.env.unwrapped.no_such_place))
 
 
+@pytest.mark.parametrize("driver", DRIVERS[:3])
+def test_a_condition_may_stand_twice_in_a_composition(driver):
+    """All who ask after an act hear the same, and the function is asked once."""
+    asked = []
+
+    def is_there(agent):
+        asked.append(agent.env.unwrapped.place)
+        return agent.env.unwrapped.place == 7
+
+    there = StopWhenAgent(is_there)
+    late = StopAfterSteps(160)
+    for stop in (there & there, (there & late) | (there & (there | late)), there | there):
+        asked.clear()
+        with made(driver, serve="central") as robot:
+            robot.run(stop | late)
+            if driver == "cooperative":
+                assert robot.env_steps == 25 == len(asked)
+            assert robot.env_steps < 160
+
+
 @linux
 def test_the_function_may_look_at_the_last_step_and_come_in_every_run():
     """The workers stay where the function is the same."""

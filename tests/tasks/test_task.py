@@ -481,16 +481,55 @@ def test_a_module_that_reads_its_mode_and_does_not_say_so_is_warned_of_and_has_m
     assert has_modes_of(OwnNoise()) and has_modes_of(torch.nn.Linear(2, 2), torch.nn.Sequential(torch.nn.Dropout(0.5)))
 
 
-def test_a_module_that_reads_its_mode_only_while_it_learns_needs_to_say_nothing():
+@pytest.mark.parametrize("predicts", [True, False])
+def test_a_module_that_reads_its_mode_only_while_it_learns_needs_to_say_nothing(predicts):
+    """It is in training mode, as a fresh module of torch is; a copy that follows another network is not."""
     class Learns(torch.nn.Module):
         def forward(self, x):
             return x
 
         def loss(self, x):
-            assert self.training
+            seen.append(self.training)
             return x.sum()
 
-    assert not has_modes_of(Learns())
+    class Reads(Algorithm):
+        def __init__(self):
+            model = Two()
+            model.dropout, model.norm, model.aux = torch.nn.Identity(), torch.nn.Identity(), Learns()
+            super().__init__(model)
+            self.target = Learns()
+
+        def networks(self):
+            return {"model": self.model, "target": self.target}
+
+        def process(self, batch):
+            self.model.aux.loss(batch.obs)
+            return batch
+
+        def learn(self, batch):
+            self.target.loss(batch.obs)
+            return {"loss": self.model.a.sum() * self.model.aux.loss(batch.obs)}
+
+    class Predicts(Reads):
+        def predict(self, inputs):
+            return {"x": self.model.aux(inputs.obs)}
+
+    seen: list = []
+    task = ComputationTask(Predicts() if predicts else Reads())
+    for _ in range(2):
+        if predicts:
+            task.predict({"obs": ROWS})
+        task.learn({"obs": ROWS})
+    assert not task.runner.has_modes and seen == [True, False, True] * 2
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
+def test_modules_of_torch_whose_reading_cannot_be_seen_have_modes():
+    """A scripted module reads its mode outside of Python, and one step of a spectral norm is made while it learns."""
+    scripted = torch.jit.script(torch.nn.Sequential(torch.nn.Dropout(0.5)))
+    normed = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(2, 2))
+    for part in (scripted, normed):
+        assert has_modes_of(part)
 
 
 def test_all_modules_of_torch_that_read_their_mode_are_known():
