@@ -18,7 +18,8 @@ BLOCKS = [pytest.param(match["code"], match["shown"], id=f"{page.relative_to(ROO
 
 
 @pytest.mark.parametrize(("code", "shown"), BLOCKS)
-def test_python_blocks_run(code, shown, capsys):
+def test_python_blocks_run(code, shown, capsys, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)  # what they save stays out of the checkout
     threads = torch.get_num_threads()
     try:
         exec(compile(code, "a block of the documents", "exec"), {"__name__": "documents"})

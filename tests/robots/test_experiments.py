@@ -34,6 +34,8 @@ def build(name, **overrides):
         pytest.importorskip(needed)
     if name.endswith("-lander"):
         pytest.importorskip("Box2D")
+    if name == "maddpg-speaker":
+        pytest.importorskip("mpe2")
     module = experiment.module()
     return module.build(configs.resolve(module.Config, experiment.config, overrides))
 

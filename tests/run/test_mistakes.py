@@ -317,7 +317,7 @@ def test_an_explorer_that_gives_another_number_of_actions_is_named(act):
 ], ids=["n-step", "on-policy"])
 def test_two_players_of_one_helper_are_refused(agent, algorithm, helper):
     with robot_of(algorithm(), helper, env=Duel, agent=agent) as robot:
-        with pytest.raises(AgentFailed, match=r"agent 0, task 'RL': .*rows of two players came by turns, .* a task of its own"):
+        with pytest.raises(AgentFailed, match=r"agent 0, task 'RL': .*rows of two players came by turns, .* a role of its own"):
             robot.run(StopAfterSteps(40))
 
 

@@ -47,7 +47,8 @@ class WorkerHandle:
         paused: Its agents could go on without the robot, which has its turn first.
         acting: `Agent.progress` of those of its learning agents that did not wait for updates at its last turn, as of one.
         outbox: Messages to it that were not delivered yet: kind, parts, frames.
-        sent, seen: Messages to it, with those, and how many of them it had taken in at its last turn.
+        sent, seen: Messages to it, with those, and how many of them it had taken in at its last turn. started: The number of that
+            which began its agents; what it says of them from before is of others.
         silent: Seconds since it last said something, or began to owe it, in which the robot listened.
         owes: Since when it has owed a turn. pace: Seconds of a turn, a running mean. slow: It has been called slow.
         divided: Its last request for predictions went into more than one batch.
@@ -67,7 +68,7 @@ class WorkerHandle:
     def reset(self) -> None:
         """Its process is new, or has ended."""
         self.paused = self.slow = self.divided = False
-        self.sent = self.seen = 0
+        self.sent = self.seen = self.started = 0
         self.silent = self.owes = self.pace = self.turn_s = 0.0
         self.acting: list[int] = []
         self.inbox.clear()

@@ -172,6 +172,7 @@ class HostedDriver(CooperativeDriver):
             worker.become(WorkerStatus.RUNNING)
             self.agents += [agent for agent in worker.agents if agent not in self.agents]
             self.supervisor.order_agents("start", worker, worker.agents, self.collecting)
+            worker.started = worker.sent
 
     def resume(self, agents: Sequence[Agent]) -> None:
         for worker in self.workers:
@@ -337,7 +338,7 @@ class HostedDriver(CooperativeDriver):
     def _note_events(self, worker: WorkerHandle, message: Message) -> None:
         """Which agents have parked or ended, their steps, and episodes that have ended."""
         notes = message.notes
-        if "alive" in notes:
+        if "alive" in notes and notes["heard"] >= worker.started:  # else of those before the agents that begin now
             self.agents = [agent for agent in self.agents if agent not in worker.agents or agent.index in notes["alive"]]
             for agent in worker.agents:
                 if agent.index in notes["parked"] and agent not in self.parked:

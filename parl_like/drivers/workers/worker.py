@@ -187,7 +187,7 @@ class Worker:
         parked, alive = self.driver.parked, self.driver.agents
         if (len(parked), len(alive)) != self.told:
             notes["parked"], notes["alive"] = [agent.index for agent in parked], [agent.index for agent in alive]
-            self.told = len(parked), len(alive)
+            notes["heard"], self.told = self.seen, (len(parked), len(alive))
         if self.tell_steps:
             notes["agent_steps"], self.tell_steps = [agent.steps for agent in self.pool.agents], False
         kinds = {"agent": np.int32, "env": np.int64, "return": np.float64, "length": np.int64}
