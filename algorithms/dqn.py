@@ -31,6 +31,7 @@ class DQN(Algorithm):
     m ≤ n rewards until the end of the episode, s' the state after them, Q⁻ the target copy;
     a* = argmax Q⁻(s', ·), or argmax Q(s', ·) with `double` (van Hasselt et al. 2016). A truncated episode bootstraps. A row with
     a `duration` d is discounted by γᵈ. Rows of a prioritised buffer count by their `weight`, and get |y − Q(s, a)| as priority.
+    The Huber loss is linear where |y − Q| > 1: of rewards that chance spreads further, Q is no mean. `RewardScaling` helps.
 
     Args:
         model: Offers `q(obs) -> [N, A]`.

@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.environment.player_view import PlayerView, has_players, takes_turns
+from parl_like.environment.players_env import keeper
 from parl_like.values.spec import Array
 
 
@@ -106,12 +107,9 @@ class CentralState:
         self.env.close()
 
     def clone_state(self) -> dict[str, Any]:
-        """Everything that what comes next depends on. Raises TypeError where the environment has no `clone_state`."""
-        if not hasattr(self.env, "clone_state"):
-            raise TypeError(f"clone_state: what {type(self.env).__name__} remembers is not known; give it the methods "
-                            "clone_state and restore_state")
-        return self.env.clone_state()  # type: ignore[no-any-return]
+        """Everything that what comes next depends on. Raises TypeError as `keeper` does."""
+        return keeper(self.env).clone_state()  # type: ignore[no-any-return]
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Go back to a state."""
-        self.env.restore_state(state)
+        keeper(self.env).restore_state(state)

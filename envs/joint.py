@@ -9,6 +9,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.environment.player_view import PlayerView, has_players, takes_turns
+from parl_like.environment.players_env import keeper
 from parl_like.values.spec import Array
 
 
@@ -164,13 +165,10 @@ class Joint(gym.Env[Any, Any]):
         self.env.close()
 
     def clone_state(self) -> dict[str, Any]:
-        """Everything that what comes next depends on. Raises TypeError where the players' environment has no `clone_state`."""
-        if not hasattr(self.env, "clone_state"):
-            raise TypeError(f"clone_state: what {type(self.env).__name__} remembers is not known; give it the methods "
-                            "clone_state and restore_state")
-        return {"env": self.env.clone_state(), "ended": self._ended.copy()}
+        """Everything that what comes next depends on. Raises TypeError as `keeper` does."""
+        return {"env": keeper(self.env).clone_state(), "ended": self._ended.copy()}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Go back to a state."""
-        self.env.restore_state(state["env"])
+        keeper(self.env).restore_state(state["env"])
         self._ended = state["ended"].copy()

@@ -135,21 +135,21 @@ class GameTree:
         or of none, and the values of its positions follow from arrays before it.
 
         Raises:
-            ValueError: positions of one information set of the player have another number of its own moves before them.
+            ValueError: the player was at positions of one information set by other moves of its own before: it forgets them.
         """
         if player not in self._stages:
             theirs, before, depth = self.mover == player, np.zeros(len(self.parent), np.intp), np.zeros(len(self.parent), np.intp)
+            own = np.full(len(self.parent), -1, np.intp)  # the slot of the player's move before the last one
             for d, (first, end) in enumerate(self.levels):
                 above = self.parent[first:end]
                 before[first:end], depth[first:end] = before[above] + theirs[above], d  # moves of the player before the last one
+                own[first:end] = np.where(theirs[above], self.via[above], own[above])
             moves = self.moves[player]
-            slots = self.via[moves]
-            number = np.zeros(len(self.sets), np.intp)
-            number[slots] = before[moves]
-            if (wrong := np.flatnonzero(number[slots] != before[moves])).size:
+            slots, earlier = self.via[moves], np.zeros(len(self.sets), np.intp)
+            earlier[slots] = own[moves]
+            if (wrong := np.flatnonzero(earlier[slots] != own[moves])).size:
                 raise ValueError(f"{self.game}: states with the key {self.keys[self.sets[slots[wrong[0]]]]!r} come after "
-                                 f"different numbers of moves of player {player}; a best response needs a player that remembers "
-                                 "its moves")
+                                 f"different moves of player {player}; a best response needs a player that remembers its moves")
             kinds = np.stack([-before, ~theirs, np.where(theirs, 0, -depth)])[:, 1:]
             order = np.lexsort(kinds[::-1])
             changes = np.flatnonzero(np.diff(kinds[:, order]).any(0)) + 1

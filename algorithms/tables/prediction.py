@@ -5,6 +5,7 @@ Monte Carlo prediction, with importance sampling, is in `monte_carlo`.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
@@ -123,10 +124,10 @@ class Traces:
             table += rate * delta * z
 
     def state_dict(self) -> dict[str, object]:
-        return {"z": self.z, "old": self.old}
+        return copy.deepcopy({"z": self.z, "old": self.old})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.z, self.old = dict(state["z"]), dict(state["old"])
+        self.z, self.old = copy.deepcopy((dict(state["z"]), dict(state["old"])))
 
 
 def check_traces(owner: str, lam: float, trace: str, prior: float | None) -> None:
@@ -258,7 +259,7 @@ class LastSteps:
             yield tuple(done) if isinstance(done, list) else done, total
 
     def state_dict(self) -> dict[str, object]:
-        return {"lanes": self.lanes}
+        return copy.deepcopy({"lanes": self.lanes})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.lanes = dict(state["lanes"])
+        self.lanes = copy.deepcopy(dict(state["lanes"]))

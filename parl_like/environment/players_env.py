@@ -3,6 +3,7 @@ by player, a reward is a vector. `PlayersFace` shows them to agents."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping
 from inspect import getattr_static
@@ -24,6 +25,21 @@ STATELESS = {_WRAPPERS + name for name in (
 
 def _name(layer: object) -> str:
     return f"{type(layer).__module__}.{type(layer).__qualname__}"
+
+
+def keeper(env: Any) -> Any:
+    """Return the outermost layer of an environment that knows the state of all within: those around it remember nothing. A
+    wrapper passes on the methods of what it wraps, so only those of its own class count.
+
+    Raises:
+        TypeError: what a layer remembers is not known.
+    """
+    while _name(env) in STATELESS:
+        env = env.env
+    if any(getattr_static(env, method, None) is None for method in ("clone_state", "restore_state")):
+        raise TypeError(f"clone_state: what {_name(env)} remembers is not known; give it the methods clone_state and "
+                        "restore_state, about itself and what it wraps")
+    return env
 
 
 class Turn(NamedTuple):
@@ -55,7 +71,7 @@ class Turn(NamedTuple):
         return self.terminated or self.truncated
 
 
-class PlayersEnv:
+class PlayersEnv(ABC):
     """The part that environments with turns and parallel ones share. What is not here is the environment's own.
 
     Args:
@@ -94,13 +110,13 @@ class PlayersEnv:
         return getattr(self.env, "unwrapped", self.env)
 
     @property
+    @abstractmethod
     def alive(self) -> list[str]:
         """Return who is still in the game, or has a last turn to take."""
-        raise NotImplementedError
 
+    @abstractmethod
     def take(self, obs: Mapping[str, Any], rewards: Any) -> None:
         """Take what became of the observations, and of the rewards [n] or 0, of the newest step: copies, and mended values."""
-        raise NotImplementedError
 
     def _taken(self, turn: Turn, obs: Mapping[str, Any], rewards: Any) -> Turn:
         given = float(rewards[self.players.index(turn.player)]) if np.ndim(rewards) else turn.given
@@ -114,25 +130,14 @@ class PlayersEnv:
     def _vector(self, rewards: Mapping[str, float]) -> Array:
         return np.array([rewards.get(player, 0.0) for player in self.players], np.float64)
 
-    def _keeper(self) -> Any:
-        """Return the outermost layer that knows the state of all within: those around it remember nothing. A wrapper passes on
-        the methods of what it wraps, so only those of its own class count."""
-        layer = self.env
-        while _name(layer) in STATELESS:
-            layer = layer.env
-        if any(getattr_static(layer, method, None) is None for method in ("clone_state", "restore_state")):
-            raise TypeError(f"clone_state: what {_name(layer)} remembers is not known; give it the methods clone_state and "
-                            "restore_state, about itself and what it wraps")
-        return layer
-
     def clone_state(self) -> dict[str, Any]:
         """Everything that what comes next depends on. Raises TypeError where what the environment or a wrapper of it remembers
         is not known."""
-        return {"env": self._keeper().clone_state(), "steps": self._steps, "early": dict(self._early)}
+        return {"env": keeper(self.env).clone_state(), "steps": self._steps, "early": dict(self._early)}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         """Go back to a state."""
-        self._keeper().restore_state(state["env"])
+        keeper(self.env).restore_state(state["env"])
         self._steps, self._early = state["steps"], dict(state["early"])
 
 

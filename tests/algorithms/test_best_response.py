@@ -105,7 +105,8 @@ class UnevenState(State):
         return (right * (3.0 + first) - len(own) + 0.5 * own.count(2), right * 5.0 - 2.0 * first) if own else (0.0, 0.0)
 
     def key(self, player=None):
-        return f"{self._viewer(player)}{'again' if self.player == 0 and len(self.history) > 1 + self.history[0] else 'first'}"
+        own = self.history[1 + self.history[0]:] if self.history and self.player == 0 else []
+        return f"{self._viewer(player)}{f'after {own[0]}' if own else 'first'}"
 
     tensor = None
 
@@ -188,6 +189,43 @@ def test_states_that_share_a_key_wrongly():
     with pytest.raises(ValueError, match="states with the key 'me' differ in who moves or in what is legal"):
         GameTree(Confused(lambda state: "me"))
     forgetful = Confused(lambda state: f"player {state.player}")
-    with pytest.raises(ValueError, match="key 'player 0' come after different numbers of moves of player 0; a best response"):
+    with pytest.raises(ValueError, match="key 'player 0' come after different moves of player 0; a best response"):
         best_response(forgetful, uniform, 0)
     assert set(best_response(forgetful, uniform, 1).actions) == {"player 1"}
+
+
+def test_a_player_that_forgets_what_it_did_is_refused():
+    """After as many moves, but other ones: where it would not know where it is, an exact best response is another problem."""
+    class Twice(Game):
+        """One player moves twice, and forgets its first move at its second one."""
+
+        n_players, n_actions, tensor_size, max_moves, utility_range = 2, 2, 1, 2, (-10.0, 5.0)
+        traits = Traits(n_players=2, chance="deterministic")
+
+        def __init__(self):
+            """Everything is said above."""
+
+        def start(self):
+            return Second(self)
+
+    class Second(State):
+        player = property(lambda self: TERMINAL if len(self.history) == 2 else 0)
+
+        def legal(self):
+            return () if self.player == TERMINAL else (0, 1)
+
+        def chance(self):
+            return []
+
+        def tensor(self, player=None):
+            return np.zeros(1, np.float32)
+
+        def returns(self):
+            own = [[5.0, 0.0], [-10.0, 0.0]][self.history[0]][self.history[1]] if len(self.history) == 2 else 0.0
+            return own, -own
+
+        def key(self, player=None):
+            return str(len(self.history))
+
+    with pytest.raises(ValueError, match="key '1' come after different moves of player 0; a best response needs a player that"):
+        nash_conv(Twice(), uniform)

@@ -6,6 +6,7 @@ import pytest
 
 from parl_like import Robot
 from parl_like.environment.state import clone_state, restore_state
+from parl_like.envs.central_state import CentralState
 from parl_like.envs.joint import Joint
 from parl_like.envs.two_step import TwoStep
 
@@ -41,6 +42,26 @@ def test_it_goes_on_from_a_cloned_state():
     assert other.step([1, 1])[1:4] == (16.0, True, False)
     restore_state(other, clone_state(env))
     assert other.step([0, 1])[1:4] == (2.0, True, False)
+
+
+@pytest.mark.parametrize("view", [Joint, CentralState])
+def test_a_wrapper_that_remembers_is_not_passed_over(view):
+    """It passes on the environment's own methods, which know nothing of it."""
+    pytest.importorskip("pettingzoo")
+    from pettingzoo.utils import BaseParallelWrapper
+
+    class Counts(BaseParallelWrapper):
+        def step(self, actions):
+            self.steps = getattr(self, "steps", 0) + 1
+            return super().step(actions)
+
+    env = view(BaseParallelWrapper(TwoStep()))
+    env.reset()
+    assert clone_state(env)
+    env = view(Counts(TwoStep()))
+    env.reset()
+    with pytest.raises(TypeError, match="clone_state: what .*Counts remembers is not known; give it the methods"):
+        clone_state(env)
 
 
 class Unequal(TwoStep):
