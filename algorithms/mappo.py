@@ -12,8 +12,8 @@ class MAPPO(PPO):
     """PPO on the rows of all players, each with a value V(s) of the state of all and a policy π(a|o) of what that player sees.
 
     Each player has a role of the task, and so an unroll and advantages of its own; the loss is that of PPO, over their rows
-    together. `CentralState(env)` puts the state into what each player sees. With a network that reads observations alone, such
-    as `MLPActorCritic`, the same robot is IPPO: use `PPO`.
+    together. `CentralState(env)` puts the state into what each player sees; in experiments of mpe2 the option `players: central`
+    does so. IPPO is `PPO` with `CentralState(env, state=False)`, there `players: own`.
 
     Args:
         model: As for `PPO`; its observation is a Dict with `state`, which its `policy` does not read.

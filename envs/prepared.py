@@ -16,6 +16,7 @@ import numpy as np
 
 import parl_like.envs  # noqa: F401  it registers Atari-v0 and MinAtar-v0
 from parl_like.envs.atari import named_by, with_game
+from parl_like.envs.central_state import CentralState
 from parl_like.envs.joint import Joint
 from parl_like.envs.make import adapt
 from parl_like.values.env_ids import package_of
@@ -97,14 +98,31 @@ def bsuite(id: str, *, max_episode_steps: int = -1, disable_env_checker: bool = 
     return adapt(package.load_from_id(name))
 
 
-def mpe2(id: str, *, reward: Literal["sum", "mean", "each"] = "mean", disable_env_checker: bool = True, **options: Any) -> Joint:
-    """An environment of mpe2, "mpe2/simple_spread_v3", with all its players as one (`parl_like.envs.joint.Joint`).
+def mpe2(id: str, *, players: Literal["joint", "own", "central"] = "joint", reward: Literal["sum", "mean", "each"] | None = None,
+         disable_env_checker: bool = True, **options: Any) -> Joint | CentralState:
+    """An environment of mpe2, "mpe2/simple_spread_v3".
+
+    Args:
+        id: Of the environment.
+        players: "joint": all players as one (`parl_like.envs.joint.Joint`). "own": each has a role, sees its own and who it is
+            (`CentralState(state=False, alike=True)`), so that all share one task. "central": it also sees the state of all, as
+            `MAPPO` needs it.
+        reward: Of the joint player, "mean" where it is None.
+        options: Those of the environment, such as `N` and `max_cycles`.
 
     Raises:
         gymnasium.error.NameNotFound: mpe2 has no such environment.
+        ValueError: there is no such `players`, or a `reward` for players who get their own.
     """
     name, package = id.removeprefix("mpe2/"), import_module("mpe2")
     names = [module.name for module in pkgutil.iter_modules(package.__path__) if module.name.startswith("simple")]
     if name not in names:
         raise gym.error.NameNotFound(f"mpe2: {unknown('environment', name, names)}")
-    return Joint(import_module(f"mpe2.{name}").parallel_env(**options), reward=reward)
+    if players not in ("joint", "own", "central"):
+        raise ValueError(f"{id}: {unknown('players', players, ('joint', 'own', 'central'))}")
+    if players != "joint" and reward is not None:
+        raise ValueError(f"{id}: reward={reward!r} is for players='joint'; with players={players!r} each gets its own reward")
+    env = import_module(f"mpe2.{name}").parallel_env(**options)
+    if players == "joint":
+        return Joint(env, reward=reward or "mean")
+    return CentralState(env, state=players == "central", alike=True)

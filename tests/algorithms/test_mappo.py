@@ -110,6 +110,58 @@ def test_its_state_is_what_players_see_also_for_the_joint_view():
     assert env.step([0, 0])[0]["state"].tolist() == [1, 1, 1, 1] and env.step([0, 0])[0]["state"].tolist() == [0, 0, 2, 2]
 
 
+def test_players_of_different_kinds_are_brought_to_one_size():
+    env = CentralState(leaving(1, 3, cut=(1,)), state=False, alike=True)
+    obs, _ = env.reset()
+    assert env.observation_space("p0") == env.observation_space("p1") and set(obs["p0"]) == {"obs", "who", "mask"}
+    assert env.action_space("p0") == env.action_space("p1") == gym.spaces.Discrete(3)
+    assert [one["mask"].tolist() for one in obs.values()] == [[1, 1, 0], [1, 1, 1]]
+    obs, rewards, *_ = env.step({"p0": 1, "p1": 2})
+    assert rewards == {"p0": 1.0, "p1": 12.0} and [one["obs"].tolist() for one in obs.values()] == [[1, 0], [1, 1]]
+    assert [one["mask"].tolist() for one in obs.values()] == [[0, 0, 0], [1, 1, 1]]  # nothing comes after a true end
+    env.step({"p1": 0})
+    assert env.step({"p1": 0})[0]["p1"]["mask"].tolist() == [1, 1, 1]  # a cut end has a value
+    masked = CentralState(leaving(1, 3, masks=True), alike=True)
+    assert [one["mask"].tolist() for one in masked.reset()[0].values()] == [[1, 0, 0], [1, 1, 0]]
+    alike = CentralState(TwoStep(), alike=True)
+    assert alike.observation_space("player_0") == CentralState(TwoStep()).observation_space("player_0")
+
+
+def test_numbers_that_a_player_does_not_have_are_left_aside():
+    inner = leaving(2, 2)
+    boxes = {"p0": gym.spaces.Box(0, 1, (1,), np.float32), "p1": gym.spaces.Box(-2, 2, (2,), np.float32)}
+    taken = []
+    type(inner).action_space = lambda self, agent: boxes[agent]
+    type(inner).step = lambda self, acts: taken.append(acts) or ({}, {}, {}, {}, {})
+    env = CentralState(inner, alike=True)
+    env.reset()
+    assert env.action_space("p0") == env.action_space("p1") == gym.spaces.Box(-2, 2, (2,), np.float32)
+    env.step({"p0": np.array([1.5, 9.0], np.float32), "p1": np.array([1.5, -1.5], np.float32)})
+    assert {player: act.tolist() for player, act in taken[0].items()} == {"p0": [1.0], "p1": [1.5, -1.5]}
+    boxes["p0"] = gym.spaces.Discrete(2)
+    with pytest.raises(TypeError, match="alike=True brings actions to one size that are all Discrete, or Boxes"):
+        CentralState(inner, alike=True)
+
+
+@pytest.mark.parametrize("algorithm, players", [("MAPPO", "central"), ("PPO", "own"), ("DQN", "own")])
+@pytest.mark.parametrize("name", ["simple_spread_v3", "simple_speaker_listener_v4"])
+def test_players_of_mpe2_are_roles_of_one_task_by_an_option(algorithm, players, name):
+    pytest.importorskip("mpe2")
+    sizes = {"warmup": 10, "batch_size": 8} if algorithm == "DQN" else {"unroll": 10, "minibatches": 1, "epochs": 1}
+    env = {"id": f"mpe2/{name}", "options": {"players": players, "max_cycles": 10}}
+    with Robot.of(algorithm, env, n_agents=2, hidden=[8], **sizes) as robot:
+        robot.run(40)
+        assert robot.tasks["RL"].version > 0 and len(robot.agents[0].helpers) == len(robot.agents[0].env.players) > 1
+
+
+def test_options_of_mpe2_that_do_not_fit_are_refused():
+    pytest.importorskip("mpe2")
+    for options, message in [({"players": "centrl"}, "no players 'centrl'; did you mean 'central'"),
+                             ({"players": "own", "reward": "sum"}, "reward='sum' is for players='joint'")]:
+        with pytest.raises(ValueError, match=message):
+            Robot.of("PPO", {"id": "mpe2/simple_spread_v3", "options": options})
+
+
 def test_what_is_no_parallel_environment_is_refused():
     with pytest.raises(TypeError, match="CentralState: expected a parallel environment of PettingZoo's, got CartPole"):
         CentralState(gym.make("CartPole-v1").unwrapped)
