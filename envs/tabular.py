@@ -50,7 +50,8 @@ class TableEnv(gym.Env[Any, Any]):
         state: The state now.
 
     Raises:
-        ValueError: tables of other shapes, not finite, or rows that are no probabilities; states that do not exist.
+        ValueError: tables of other shapes, not finite, or rows that are no probabilities; states that do not exist; so many
+            that P would be larger than `parl_like.values.limits` allows.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 4}
@@ -102,6 +103,8 @@ class TableEnv(gym.Env[Any, Any]):
             raise ValueError(f"TableEnv: render_mode is {render_mode!r}; expected 'ansi' or None")
         self.n_states = n = len(outcomes)
         self.n_actions = n_actions = len(outcomes[0])
+        check_array(f"{type(self).__name__}: {n} states, {n_actions} actions", n, n_actions, n, dtype=np.float64,
+                    lower="the number of states")
         self.P, self.R, self.goes_on = np.zeros((n, n_actions, n)), np.zeros((n, n_actions)), np.zeros((n, n_actions, n))
         # What step needs: per state and action the summed probabilities but the last, and what follows.
         self._bounds: list[list[list[float]]] = []

@@ -10,6 +10,7 @@ import numpy as np
 
 from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.model import ArrayModel
+from parl_like.values.limits import check_array
 from parl_like.values.spec import Array
 
 
@@ -29,7 +30,7 @@ class StateTable(ArrayModel):
         n_states, n_actions: S, A.
 
     Raises:
-        ValueError: a space is another one, or the prior is negative.
+        ValueError: a space is another one, the prior is negative, or the table would be too large (`keep`).
     """
 
     table: Array
@@ -52,8 +53,14 @@ class StateTable(ArrayModel):
             self.keep("visits", self.table.shape)
 
     def keep(self, name: str, shape: tuple[int, ...], start: float = 0.0) -> Array:
-        """Return the array of that name, float64, made full of `start` where there is none yet; algorithms ask for theirs."""
+        """Return the array of that name, float64, made full of `start` where there is none yet; algorithms ask for theirs.
+
+        Raises:
+            TooLarge: a ValueError: it would be larger than `parl_like.values.limits` lets one array be.
+        """
         if name not in self._starts:
+            check_array(f"{type(self).__name__}: {name!r} of {self.n_states} states and {self.n_actions} actions", *shape,
+                        dtype=np.float64, lower="the number of states")
             self._starts[name] = start
             self.add_array(name, np.full(shape, start, np.float64))
         array: Array = getattr(self, name)

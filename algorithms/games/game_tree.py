@@ -13,6 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parl_like.envs.games.game import CHANCE, TERMINAL, Game, Policy, State, TablePolicy, asked, fits, per_seat
+from parl_like.values.limits import MOST_BYTES, check_array
 from parl_like.values.spec import Array
 
 
@@ -21,7 +22,7 @@ class GameTree:
 
     Args:
         game: Players move one after another, and chance has known probabilities. All positions must fit into memory: 300 bytes
-            for each.
+            for each, and 8 bytes for each and each player must be within what `parl_like.values.limits` allows.
         who: Names the algorithm in errors.
 
     Attributes:
@@ -35,13 +36,13 @@ class GameTree:
         moves: Player → the positions that its moves lead to.
 
     Raises:
-        ValueError: the game lacks a trait, or states of one key differ in player or actions.
+        ValueError: the game lacks a trait, is too large, or states of one key differ in player or actions.
     """
 
     def __init__(self, game: Game, who: str = "GameTree") -> None:
         game.traits.require(who, dynamics="sequential", chance=("explicit", "deterministic"), reward="terminal", styles=("key",))
         self.game, n = game, game.n_players
-        walk = _Walk(game.start())
+        walk = _Walk(game.start(), who)
         order = np.argsort(walk.depth, kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
@@ -171,9 +172,11 @@ class _Set(NamedTuple):
 
 
 class _Walk:
-    """Lists of all positions, as a walk meets them, depth first."""
+    """Lists of all positions, as a walk meets them, depth first. `who` asks for them, for the refusal of too many."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, who: str) -> None:
+        self.who, self.rows = who, state.game.n_players + 1
+        self.most = MOST_BYTES // (8 * self.rows)
         self.depth, self.parent, self.mover, self.chance, self.at, self.which = [0], [0], [state.game.n_players], [1.0], [-1], [0]
         self.payoff: dict[int, tuple[float, ...]] = {}
         self.sets: dict[str, _Set] = {}
@@ -196,6 +199,9 @@ class _Walk:
             moves = [(action, 1.0) for action in legal]
         for which, (action, chance) in enumerate(moves):
             child = len(self.depth)
+            if child >= self.most:
+                check_array(f"{self.who}: {state.game} has more than {child} positions", self.rows, child + 1, dtype=np.float64,
+                            lower="the size of the game, or take ExternalSampling or OutcomeSampling, which keep no tree")
             self.depth.append(depth)
             self.parent.append(here)
             self.mover.append(state.game.n_players if player == CHANCE else player)

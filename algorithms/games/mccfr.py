@@ -13,8 +13,10 @@ drawn has
 
     u(ha) = u(h of the next) / ξ(a|I),   the others 0,   u(h) = Σ_a π(a|I) u(ha),      R ← R + π_{−p}(h) / q(h) · (u(ha) − u(h))
 
-(ξ = π for the others). The average policy sums π(·|I) where another player than the one that learns comes by: with external
-sampling each time, for that player was drawn by π itself; with outcome sampling p's own sets, weighted by what p does to get
+(ξ = π for the others). The average policy sums what a player does to get to I, times π(·|I), in the mean over samples, with a
+weight that is the same in all iterations. External sampling of two players adds π(·|I) at the sets of who does not learn, who was
+drawn by π. With more players what the third does would be in the weight, and it changes: so each player's sums come from a game
+of its own, in which it is drawn by π and all others evenly. Outcome sampling adds to p's own sets, weighted by what p does to get
 there over q(h).
 """
 
@@ -106,7 +108,23 @@ class ExternalSampling(MCCFR):
     """MCCFR that tries all actions of one player against drawn ones of chance and the others."""
 
     def _sample(self, state: State, player: int) -> None:
+        if self.game.n_players > 2:
+            self._average(self.game.start(), player)
         self._walk(state, player)
+
+    def _average(self, state: State, player: int) -> None:
+        """Adds to a player's sums along one game, in which the others' moves are drawn evenly."""
+        while (mover := state.player) != TERMINAL:
+            if mover == CHANCE:
+                state.apply(draw(state.chance(), self.rng))
+                continue
+            (regrets, sums), legal = self._row(state)
+            chances = [1.0 / len(legal)] * len(legal)
+            if mover == player:
+                chances = matched(regrets)
+                for i, chance in enumerate(chances):
+                    sums[i] += chance
+            state.apply(legal[self._drawn(chances)])
 
     def _walk(self, state: State, player: int) -> float:
         mover = state.player
@@ -117,7 +135,7 @@ class ExternalSampling(MCCFR):
         (regrets, sums), legal = self._row(state)
         chances = matched(regrets)
         if mover != player:
-            if mover == (player + 1) % self.game.n_players:  # once an iteration for each player
+            if self.game.n_players == 2:
                 for i, chance in enumerate(chances):
                     sums[i] += chance
             return self._after(state, legal[self._drawn(chances)], player)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from parl_like.algorithms.tables.temporal_difference import QLearning, check_no_prior
+from parl_like.algorithms.tables.temporal_difference import QLearning, check_no_prior, check_rewards
 from parl_like.learning.algorithm import Algorithm, Schedule, value_of
 from parl_like.learning.explorers import UCB, Categorical, EpsilonGreedy, Explorer, Thompson
 from parl_like.learning.fixed_settings import explorers_have
@@ -30,6 +30,9 @@ class Bandit(Algorithm):
     Args:
         model: With `q(obs)`, the array `table` [S, A] and `add`, such as `QTable`.
         lr: α, a number or a schedule over the updates.
+
+    Raises:
+        ValueError: In `learn`: a reward is not finite; nothing is counted.
     """
 
     calls, fitting_models, takes = QLearning.calls, QLearning.fitting_models, QLearning.takes
@@ -43,6 +46,7 @@ class Bandit(Algorithm):
         return {"q": self.model.q(inputs.obs)}
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
+        check_rewards(self, batch.rew)
         error = batch.rew - self.model.table[batch.obs, batch.act]
         self.model.add((batch.obs, batch.act), error, value_of(self.lr, self.updates))
         return {"error": abs(error)}
@@ -162,6 +166,7 @@ class GradientBandit(Bandit):
         return {"logits": self.model.q(inputs.obs).astype(np.float32)}
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
+        check_rewards(self, batch.rew)
         model, s, a = self.model, np.atleast_1d(batch.obs), np.atleast_1d(batch.act)
         better = np.atleast_1d(batch.rew) - model.mean_reward[s] * self.baseline
         policy = np.exp(model.table[s] - model.table[s].max(1, keepdims=True))

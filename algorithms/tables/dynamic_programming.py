@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from parl_like.data.chains import endless
+from parl_like.values.limits import check_array
 from parl_like.values.spec import Array
 
 
@@ -44,7 +45,8 @@ class Optimum:
     """A policy with its values.
 
     Attributes:
-        values: [S] float64. policy: [S] int64, of equally good actions the first.
+        values: [S] float64. policy: [S] int64; of equally good actions value iteration takes the first, and policy iteration
+            keeps the one that it had.
         start_value: The mean value of the first states.
         sweeps: Sweeps of value iteration, or policies of policy iteration, that it took.
     """
@@ -61,7 +63,7 @@ def model_of(env: Any) -> FiniteModel:
     [S] says, or in state 0. Limits of wrappers, such as FrozenLake's 100 steps, are not part of it.
 
     Raises:
-        TypeError: it has no such table.
+        TypeError: it has no such table. ValueError: it is larger than `parl_like.values.limits` allows.
     """
     if isinstance(env, FiniteModel):
         return env
@@ -73,13 +75,14 @@ def model_of(env: Any) -> FiniteModel:
         raise TypeError(f"{bare} has no table P; expected a TableEnv, one of gymnasium's toy texts (FrozenLake, CliffWalking, "
                         "Taxi), or P[state][action] = [(probability, next state, reward, terminated), ...]")
     n, n_actions = len(table), len(table[0])
+    check_array(f"{bare}: {n} states, {n_actions} actions", n, n_actions, n, dtype=np.float64, lower="the number of states")
     moves, rewards = np.zeros((n, n_actions, n)), np.zeros((n, n_actions))
     for s in range(n):
         for a in range(n_actions):
             for p, after, reward, terminated in table[s][a]:
                 rewards[s, a] += p * reward
                 moves[s, a, after] += 0.0 if terminated else p
-    first = np.asarray(getattr(bare, "initial_state_distrib", np.eye(n)[0]), np.float64)
+    first = np.asarray(getattr(bare, "initial_state_distrib", np.arange(n) == 0), np.float64)
     return FiniteModel(moves, rewards, first / first.sum())
 
 

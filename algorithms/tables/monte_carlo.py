@@ -53,16 +53,17 @@ class MonteCarlo(QLearning):
         The others: As for `QLearning`.
     """
 
-    window = Window(in_order=True)
+    window = Window(in_order=True, whole=True)
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 1.0, gamma: float = 0.99,
                  epsilon: float | Schedule = 0.1, first_visit: bool = True) -> None:
         super().__init__(model, lr=lr, gamma=gamma, epsilon=epsilon)
         self.first_visit = first_visit
+        self.read_epsilon()
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         check_episodes(batch)
-        q, epsilon = self.model.q(batch.obs_next), value_of(self.epsilon, self.updates + 1)
+        q, epsilon = self.model.q(batch.obs_next), self.epsilon_of(batch.get("step"))
         error = returns(batch, self.gamma, epsilon * q.mean(1) + (1.0 - epsilon) * q.max(1))
         error -= self.model.table[batch.obs, batch.act]
         s, a = batch.obs, batch.act
@@ -90,7 +91,7 @@ class MonteCarloPrediction(ValuePrediction):
         The others: As for `ValuePrediction`.
     """
 
-    window = Window(in_order=True)
+    window = Window(in_order=True, whole=True)
 
     def __init__(self, model: Model | Callable[[], Model], *, policy: Array | str | None = "uniform",
                  lr: float | Schedule = 1.0, gamma: float = 0.99, first_visit: bool = True,

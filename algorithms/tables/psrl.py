@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from parl_like.algorithms.tables.temporal_difference import QLearning, check_no_prior
-from parl_like.learning.algorithm import Algorithm
+from parl_like.algorithms.tables.temporal_difference import QLearning, check_no_prior, check_rewards
+from parl_like.learning.algorithm import Algorithm, Window
 from parl_like.learning.explorers import EpsilonGreedy, Explorer
 from parl_like.learning.model import Model
 from parl_like.learning.model_check import check_methods
@@ -27,7 +27,8 @@ class PSRL(Algorithm):
     comes from value iteration, which begins at the one before. Tests follow the policy of the mean world, `model.expected`. An
     end is a state of its own, in which nothing more is earned.
 
-    A belief lasts for an episode where one agent acts: with several all share the table, and the end of any episode draws anew.
+    One agent acts, in one environment: with several all would share the table, and the end of any episode would draw a new world
+    in the middle of the others'. More are refused.
 
     Args:
         model: With `table` [S, A] and `keep`, such as `QTable` without a prior.
@@ -44,6 +45,7 @@ class PSRL(Algorithm):
     calls = {"table": "the array [S, A] that it reads,", "keep": "keep(name, shape), which gives it arrays,"}
     fitting_models, takes = QLearning.fitting_models, QLearning.takes
     one_reward, takes_priorities = True, False
+    window = Window(one_lane=True)
 
     def __init__(self, model: Model | Callable[[], Model], *, gamma: float = 0.99, every: int = 1000, reward_mean: float = 0.0,
                  reward_std: float = 1.0, dirichlet: float = 1.0) -> None:
@@ -71,8 +73,7 @@ class PSRL(Algorithm):
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         model, (s, a) = self.model, (np.atleast_1d(batch.obs), np.atleast_1d(batch.act))
-        if not np.isfinite(batch.rew).all():
-            raise ValueError(f"PSRL: rewards are {batch.rew!r:.60}; expected finite numbers")
+        check_rewards(self, batch.rew)
         after = np.where(batch.terminated, model.n_states, batch.obs_next)
         np.add.at(model.transitions, (s, a, np.atleast_1d(after)), 1.0)
         np.add.at(model.reward_sum, (s, a), np.atleast_1d(batch.rew))

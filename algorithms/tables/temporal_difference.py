@@ -7,6 +7,7 @@ Methods of several steps are in `traces`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,8 @@ class QLearning(Algorithm):
         model: With `q(obs)` and the array `table` [S, A], such as `QTable`.
         lr: α, a number or a schedule over the updates.
         gamma: γ, discount per step, 0 to 1.
-        epsilon: Share of random actions, a number or a schedule over the acts of one agent. The others are drawn from the best.
+        epsilon: Share of random actions, a number or a schedule over the acts of one agent: also where a target reads it
+            (`epsilon_of`). The others are drawn from the best.
     """
 
     calls = {"q": "q(obs) -> [N, A], the value of every action,", "table": "the array [S, A] that it reads,",
@@ -52,6 +54,18 @@ class QLearning(Algorithm):
 
     def explorer(self) -> Explorer:
         return EpsilonGreedy(self.epsilon, random_ties=True)
+
+    def read_epsilon(self) -> None:
+        """Ask for what `epsilon_of` needs of each row, where ε is a schedule; for constructors."""
+        if callable(self.epsilon):
+            self.window = replace(self.window, fields=(*self.window.fields, "step"))
+
+    def epsilon_of(self, step: Any) -> Any:
+        """Return the ε by which acts of these numbers were chosen, [N] or one, as explorers count them; None: there is no
+        schedule."""
+        if not callable(self.epsilon):
+            return self.epsilon
+        return np.array([self.epsilon(one) for one in step.tolist()]) if np.ndim(step) else self.epsilon(int(step))
 
     def row_learner(self) -> TableRow | None:
         plain = vars(type(self.model)).get("q_is_row") and self.model.prior is None
@@ -78,6 +92,12 @@ def check_no_prior(algorithm: Algorithm) -> None:
                          "and this algorithm does not use it; leave the prior out")
 
 
+def check_rewards(algorithm: Algorithm, rewards: Any) -> None:
+    """Raises ValueError for rewards that are not finite, before anything is counted by them."""
+    if not np.isfinite(rewards).all():
+        raise ValueError(f"{type(algorithm).__name__}: rewards are {rewards!r:.60}; expected finite numbers")
+
+
 class SARSA(QLearning):
     """SARSA (Rummery & Niranjan 1994; Sutton & Barto 2018, 6.4): the value of the policy that explores.
 
@@ -101,12 +121,16 @@ class ExpectedSARSA(QLearning):
 
         Q(s, a) ← Q(s, a) + α · (r + γ · Σ_b π(b|s') Q(s', b) − Q(s, a)),   π ε-greedy: ε · mean + (1 − ε) · max
 
-    With ε = 0 it is Q-learning. A schedule of ε counts updates here, which are the acts of the one agent of an `OnlineHelper`.
-    The arguments are those of `QLearning`.
+    With ε = 0 it is Q-learning. The arguments are those of `QLearning`.
     """
 
+    def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 0.1, gamma: float = 0.99,
+                 epsilon: float | Schedule = 0.1) -> None:
+        super().__init__(model, lr=lr, gamma=gamma, epsilon=epsilon)
+        self.read_epsilon()
+
     def error(self, batch: Batch) -> Any:
-        q, epsilon = self.model.q(batch.obs_next), value_of(self.epsilon, self.updates + 1)
+        q, epsilon = self.model.q(batch.obs_next), self.epsilon_of(batch.get("step"))
         value = epsilon * q.mean(-1) + (1.0 - epsilon) * q.max(-1)
         return batch.rew + self.gamma * (1.0 - batch.terminated) * value - self.model.table[batch.obs, batch.act]
 

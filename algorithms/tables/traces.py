@@ -114,27 +114,33 @@ class NStepQ(QLearning):
         if target not in self.TARGETS:
             raise ValueError(f"NStepQ: target is {target!r}; expected one of {', '.join(self.TARGETS)}")
         self.n, self.target, self.steps = n, target, LastSteps(n, "NStepQ")
-        self.more = ("next_act", "has_next") if target == "sarsa" else ()
+        self.more: tuple[str, ...] = ("next_act", "has_next") if target == "sarsa" else ()
         self.window = Window(in_order=True, fields=("first", "lane", *self.more[:1]))
+        if target != "max":
+            self.read_epsilon()
+        if "step" in self.window.fields:
+            self.more += ("step",)
 
     def fixed_settings(self) -> dict[str, str]:
         return {**super().fixed_settings(), "n": "rows that wait were counted by it; build a new algorithm with another",
                 "target": "rows come with what it needs; build a new algorithm with another"}
 
-    def value(self, state: int, next_act: int | None) -> float:
-        """Return what follows, where the episode goes on in this state."""
+    def value(self, state: int, next_act: int | None, step: int | None = None) -> float:
+        """Return what follows, where the episode goes on in this state after the act of this number."""
         q = self.model.table[state]
         if next_act is not None:
             return float(q[next_act])
-        epsilon = 0.0 if self.target == "max" else value_of(self.epsilon, self.updates + 1)
+        epsilon = 0.0 if self.target == "max" else self.epsilon_of(step)
         return float(epsilon * q.mean() + (1.0 - epsilon) * q.max())
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         model, rate, errors = self.model, value_of(self.lr, self.updates), []
         for lane, first, s, a, rew, after, terminated, truncated, *known in each_row(batch, *self.more):
-            next_act = known[0] if known and known[1] else None
-            for where, target in self.steps.targets(lane, (s, a), rew, partial(self.value, after, next_act), first=first,
-                                                    terminated=terminated, truncated=truncated, gamma=self.gamma):
+            told = dict(zip(self.more, known, strict=True))
+            next_act = told["next_act"] if told.get("has_next") else None
+            value = partial(self.value, after, next_act, told.get("step"))
+            for where, target in self.steps.targets(lane, (s, a), rew, value, first=first, terminated=terminated,
+                                                    truncated=truncated, gamma=self.gamma):
                 error = target - float(model.table[where])
                 model.add(where, error, rate)
                 errors.append(abs(error))

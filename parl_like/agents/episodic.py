@@ -27,7 +27,7 @@ class EpisodicHelper(OnPolicyHelper):
     """
 
     _nothing = "no episode has ended since the last learning"
-    _whole = True
+    sends_episodes = True
 
     given_on = ("unroll",)
 

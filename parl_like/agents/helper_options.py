@@ -111,10 +111,15 @@ class HelperOptions:
                              "rows; use PopulationHelper")
         for transform in context.chain:
             transform.check_window(window)
+        if window.whole and not schedule.sends_episodes:
+            raise ValueError(f"{context.where}: {type(algorithm).__name__} learns from whole episodes, and {kind} sends rows as "
+                             "they come; use EpisodicHelper")
+        if window.one_lane and context.first_lane + len(context.lanes) > 1:
+            raise ValueError(f"{context.where}: its algorithm learns from one environment alone, and there are more; "
+                             "set n_agents=1, with one environment and one player, or use another algorithm")
         if getattr(algorithm, "one_reward", False) and (shape := reward_shape(context.agent.env)):
             raise ValueError(f"{context.where}: the environment gives rewards of shape {shape}, and {type(algorithm).__name__} "
                              f"learns from one number a step; {REWARD_WEIGHTS}")
-
 
 def _refuse_unknown(kind: type, more: Mapping[str, object]) -> None:
     """Raise TypeError for options `more` that no constructor of the helper's class has."""

@@ -42,7 +42,6 @@ class OnPolicyHelper(AgentHelper):
     acts_in_step = True
     unroll: int = fixed("the task's buffer holds so many rows; build the helper with another")
     _nothing = "nothing was stored since the last learning"
-    _whole = False  # whether rows wait for the end of their episode
 
     def __init__(self, *, unroll: int = 32, **options: Any) -> None:
         super().__init__(**options)
@@ -195,7 +194,7 @@ class OnPolicyHelper(AgentHelper):
     @property
     def _keeps(self) -> bool:
         """Return whether rows stay when others are dropped."""
-        return self._whole or self.transforms.behind > 0
+        return self.sends_episodes or self.transforms.behind > 0
 
     def state_dict(self) -> State:
         """Return the state of an `AgentHelper`, and the counts of rows since the last update, of updates, and of dropped rows."""

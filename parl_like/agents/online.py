@@ -31,9 +31,9 @@ class OnlineHelper(AgentHelper):
     themselves where they are single ones. A formula that reads last axes (`q.max(-1)`) serves rows and batches alike. For models
     of arrays (`ArrayModel`) under the cooperative driver; anything else is refused.
 
-    Of the fields of a `Window` there are `first`, `lane` and `episode`, as a buffer has them, and `next_act`, with `has_next`:
-    then a row is learned from when the action after it is stored. Where the episode is cut there (a time limit, a checkpoint, a
-    row that does not follow) the action is drawn that the explorer would have taken.
+    Of the fields of a `Window` there are `first`, `lane`, `episode` and `step`, as a buffer has them, and `next_act`, with
+    `has_next`: then a row is learned from when the action after it is stored. Where the episode is cut there (a time limit, a
+    checkpoint, a row that does not follow) the action is drawn that the explorer would have taken.
 
     Args:
         explorer: How predictions become actions; None: the algorithm's default.
@@ -146,8 +146,8 @@ class OnlineHelper(AgentHelper):
             obs_next = self._converted(obs_next)
         if not isfinite(rew):
             raise bad_reward(self.where, rew)
-        self.acting.steps += 1
         origins = self._next_origins(terminated or truncated) if self._with_origins else ()
+        self.acting.steps += 1
         if self._trains and not self.acting.collecting:
             if not self._unmapped:
                 act = self.writer.policy_units(act)[0]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -12,7 +12,7 @@ from parl_like.agents.helper_context import HelperContext
 from parl_like.data.buffers.fields import FLAGS, is_part
 from parl_like.data.transforms import Transforms
 from parl_like.environment.factory import reward_shape
-from parl_like.values.spec import Spec, SpecError, leaf_spaces, leaves, specs_of
+from parl_like.values.spec import Array, Spec, SpecError, leaf_spaces, leaves, specs_of
 
 DURATION = Spec("duration", (), np.dtype(np.int64), 1)
 """For `AgentHelper(extras=…)`: the time that the action of a row took, in steps. Without it every action takes one."""
@@ -21,7 +21,8 @@ PARAM_VERSION = Spec("param_version", (), np.dtype(np.int64))
 """Column of rows in worker processes: `ComputationTask.version` of the parameters that the action was predicted with."""
 
 ORIGIN_FIELDS = {
-    name: Spec(name, (), np.dtype(kind)) for name, kind in (("first", bool), ("lane", np.int64), ("episode", np.int64))
+    name: Spec(name, (), np.dtype(kind)) for name, kind in (("first", bool), ("lane", np.int64), ("episode", np.int64),
+                                                      ("step", np.int64))
 }
 """Columns that algorithms may ask for (`Window.fields`)."""
 
@@ -32,14 +33,20 @@ class RowOrigins:
     Args:
         names: Those of `ORIGIN_FIELDS` that are stored, in the order of `values`.
         lanes: Numbers of the environments.
+        acted: Returns how many rows the helper has stored.
 
     Attributes:
         first, episode: [lanes], of each lane's next row: whether it begins an episode, and the number of that.
     """
 
-    def __init__(self, names: Sequence[str], lanes: range) -> None:
-        self.names, self.lane = tuple(names), np.array(lanes)
+    def __init__(self, names: Sequence[str], lanes: range, acted: Callable[[], int]) -> None:
+        self.names, self.lane, self._acted = tuple(names), np.array(lanes), acted
         self.first, self.episode = np.ones(len(lanes), bool), np.zeros(len(lanes), np.int64)
+
+    @property
+    def step(self) -> Array:
+        """Return [lanes] int64: the number of the act of each lane's next row, among the helper's acts, from 1."""
+        return self._acted() + np.arange(1, len(self.lane) + 1)
 
     def values(self, rows: Any) -> tuple[Any, ...]:
         """Return the values of the next row of the lanes `rows`."""

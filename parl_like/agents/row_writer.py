@@ -48,7 +48,7 @@ class RowWriter:
         self._player = OnePlayer(context.where) if along and not agent.vector else None
         self._versioned = agent.agent_pool.remote  # the parameters that act there may not be those that learn
         numbers = range(context.first_lane, context.first_lane + len(lanes))  # `lanes` of workers begin at 0 in each
-        self.origins = RowOrigins([name for name in window.fields if name in ORIGIN_FIELDS], numbers)
+        self.origins = RowOrigins([name for name in window.fields if name in ORIGIN_FIELDS], numbers, lambda: acting.steps)
         outputs = context.task.policy_specs if buffer is not None and (policy or not options.policy_required) else ()
         self._kept = KeptColumns(context.where, outputs, options.store_info, len(lanes) if agent.vector else 0)
         self._has_more = bool(self.format.state or policy or self._versioned or self.origins.names or options.extras

@@ -19,11 +19,13 @@ class UpdateSchedule(Guarded):
     Attributes:
         learns: Whether rows become training requests.
         sends_returns: Whether these are about candidates and their returns, in place of rows.
+        sends_episodes: Whether the rows of a training request are whole episodes.
         acts_in_step: Whether acting and learning must see the same statistics of transforms, where learning waits.
     """
 
     learns = False
     sends_returns = False
+    sends_episodes = False
     acts_in_step = False
 
     # ------------------------------------------------------------------------------------------- when the helper joins a task

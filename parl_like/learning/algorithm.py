@@ -27,7 +27,7 @@ from parl_like.values.errors import unknown
 from parl_like.values.plain import State
 from parl_like.values.user_calls import Guarded
 
-FIELDS = ("first", "lane", "episode", "next_act", "number")
+FIELDS = ("first", "lane", "episode", "step", "next_act", "number")
 """The names that `Window.fields` may have."""
 
 
@@ -46,9 +46,12 @@ class Window:
             sequence.
         burn_in: Rows before the sampled one, on which a recurrent memory warms up (Kapturowski et al. 2019).
         fields: More of each row, by name. `first`: whether it begins an episode, or goes on behind a cut; `lane`: the number of
-            its environment among those of all agents; `episode`: the number of its episode there, cuts counted. `next_act`: the
+            its environment among those of all agents; `episode`: the number of its episode there, cuts counted; `step`: the
+            number of its act among those of its helper, from 1, by which explorers read schedules. `next_act`: the
             action after it (of n steps: after the last), with `has_next`, False and zeros where the episode ended or goes on in a
             row that is not there yet. `number`: the same whenever a row is drawn, and no other row's of its buffer.
+        whole: Whether learning needs whole episodes, each once (`EpisodicHelper`).
+        one_lane: Whether one environment alone may be acted in, for each of its episodes is acted by what was learned before it.
     """
 
     n_step: int = 1
@@ -56,6 +59,8 @@ class Window:
     sequence: int = 1
     burn_in: int = 0
     fields: tuple[str, ...] = ()
+    whole: bool = False
+    one_lane: bool = False
 
     def __post_init__(self) -> None:
         for name in self.fields:

@@ -4,10 +4,11 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
+from parl_like import ComputationTask, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.agents.online import OnlineHelper
 from parl_like.algorithms import PSRL, DoubleQLearning, EpsilonGreedyBandit, GradientBandit, QLearning, ThompsonBandit, UCBBandit
 from parl_like.algorithms.tables.psrl import best_values
+from parl_like.drivers.workers.processes import Processes
 from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.textbook import NChain, RiverSwim, Testbed
 from parl_like.learning.explorers import Thompson
@@ -80,6 +81,17 @@ def test_thompson_draws_and_tests_take_the_mean():
     chosen = explorer.act(out, explorer.draw(np.random.default_rng(0), 0, 4000))["act"]
     assert (chosen == 0).mean() == pytest.approx(0.760, abs=0.03)  # Φ(1/√2)
     assert not explorer.act({name: part[:1] for name, part in out.items()}, explorer.greedy()[None])["act"].any()
+
+
+@pytest.mark.parametrize("kind", [EpsilonGreedyBandit, UCBBandit, ThompsonBandit, GradientBandit])
+@pytest.mark.parametrize("bad", [np.nan, np.inf, np.array([1.0, -np.inf])], ids=str)
+def test_bandits_refuse_rewards_that_are_not_finite_and_count_nothing_of_them(kind, bad):
+    made = bandit(kind, None if kind is GradientBandit else 0.0)
+    before = {name: part.clone() for name, part in made.model.named_buffers()}
+    zeros = np.zeros(np.shape(bad), int)
+    with pytest.raises(ValueError, match=f"{kind.__name__}: rewards are .*; expected finite numbers"):
+        made.learn(Batch(obs=zeros, act=zeros, rew=bad))
+    assert all(part.equal(before[name]) for name, part in made.model.named_buffers())
 
 
 @pytest.mark.parametrize("kind", [UCBBandit, ThompsonBandit])
@@ -200,6 +212,28 @@ def test_posterior_sampling_refuses_rewards_that_are_not_finite_and_counts_nothi
     made.gamma = 1.0
     with pytest.raises(ValueError, match="best_values: gamma is 1.0"):
         made.learn(Batch(obs=0, act=0, rew=1.0, obs_next=0, terminated=False, truncated=False))
+
+
+@pytest.mark.parametrize("options", [dict(n_agents=2), dict(env=lambda: gym.make_vec("FrozenLake-v1", 2), agent=VectorAgent)],
+                         ids=["agents", "vector"])
+def test_a_world_is_that_of_one_environment(options):
+    """With two the end of an episode of one would draw a new world in the middle of the other's."""
+    spaces = dict(obs=gym.spaces.Discrete(16), act=gym.spaces.Discrete(4))
+    task = ComputationTask(create_algorithm_func(QTable, spaces, PSRL, {}), lambda: OnPolicyHelper(unroll=1))
+    with pytest.raises(ValueError, match="its algorithm learns from one environment alone, and there are more; set n_agents=1"):
+        Robot(**{"env": "FrozenLake-v1", **options}, tasks={"RL": task})
+
+
+def test_a_world_is_followed_in_a_worker_too():
+    spaces = dict(obs=gym.spaces.Discrete(16), act=gym.spaces.Discrete(4))
+    task = ComputationTask(create_algorithm_func(QTable, spaces, PSRL, {}), lambda: OnPolicyHelper(unroll=1))
+    with Robot("FrozenLake-v1", tasks={"RL": task}, n_agents=1, driver=Processes(workers=1)) as robot:
+        robot.run(30)
+        assert robot.tasks["RL"].version >= 30
+    task = ComputationTask(create_algorithm_func(QTable, spaces, PSRL, {}), lambda: OnPolicyHelper(unroll=1))
+    with Robot("FrozenLake-v1", tasks={"RL": task}, n_agents=2, driver=Processes(workers=2)) as robot:
+        with pytest.raises(Exception, match="its algorithm learns from one environment alone"):
+            robot.run(30)
 
 
 def played(kind, env, steps, seed, **options):

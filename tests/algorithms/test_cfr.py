@@ -5,9 +5,10 @@ from collections import defaultdict
 import numpy as np
 import pytest
 
-from parl_like.algorithms.games import CFR, CFRPlus, best_response, expected_returns, nash_conv
+from parl_like.algorithms.games import CFR, CFRPlus, best_response, expected_returns, game_tree, nash_conv
 from parl_like.algorithms.games.game_tree import GameTree
 from parl_like.envs.games import CHANCE, TERMINAL, Kuhn, Leduc, TicTacToe, Traits
+from parl_like.values import limits
 
 
 @pytest.mark.parametrize(("game", "solver", "figures"), [
@@ -152,3 +153,15 @@ def test_the_average_is_a_policy_of_states():
     state = Kuhn().replay([2, 0])
     assert one.average_policy()(state).tolist() == one.average_policy().table["2"].tolist()
     assert best_response(Kuhn(), one.average_policy(), 0).value >= expected_returns(Kuhn(), one.average_policy())[0]
+
+
+def test_a_tree_that_is_too_large_is_refused_while_it_is_walked(monkeypatch):
+    n = len(GameTree(Kuhn()).parent)
+    for module in (game_tree, limits):
+        monkeypatch.setattr(module, "MOST_BYTES", 8 * 3 * (n - 1))
+    with pytest.raises(limits.TooLarge, match=rf"CFR: Kuhn.* has more than {n - 1} positions; .* lower the size of the game, or "
+                                              "take ExternalSampling"):
+        CFR(Kuhn())
+    for module in (game_tree, limits):
+        monkeypatch.setattr(module, "MOST_BYTES", 8 * 3 * n)
+    CFR(Kuhn())

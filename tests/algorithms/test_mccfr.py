@@ -52,6 +52,42 @@ def test_one_iteration_from_an_uneven_policy_estimates_both_sums_of_cfr(solver, 
     np.testing.assert_array_less(abs(mean - expected), 4.5 * error + 1e-9)
 
 
+def test_averages_of_three_players_do_not_depend_on_what_the_third_does():
+    """The sums of a set are, for each player, what it does itself to get there, by how often chance deals the card and an even
+    choice of the others leads there: whatever the others' policies are, also where they never go there."""
+    game, n = Kuhn(3), 12_000
+    tree = GameTree(game)
+    rng = np.random.default_rng(0)
+    regrets = rng.uniform(0.5, 3.0, len(tree.sets))
+    regrets[tree.own[2].start:tree.own[2].stop:4] = 0.0  # what the third player never does
+    policy = tree.normalised(regrets)
+    even = tree.uniform()
+    expected = np.zeros(len(tree.sets))
+    for player in range(3):
+        mixed = np.where(tree.players[tree.sets] == player, 1.0, even)
+        mixed[tree.own[player]] = policy[tree.own[player]]
+        reach = np.prod(tree.reach(tree.probabilities(mixed)), 0)  # chance, the player by its policy, the others evenly
+        moves = tree.moves[player]
+        np.add.at(expected, tree.via[moves], reach[tree.parent[moves]] * policy[tree.via[moves]])
+    start = {key: regrets[own] for key, own in zip(tree.keys, tree._slots(), strict=True)}
+    one = ExternalSampling(game, seed=1)
+    one._legal, (mean, square) = dict.fromkeys(start, (0, 1)), np.zeros((2, len(tree.sets)))
+    for _ in range(n):
+        one.rows = {key: (row.tolist(), [0.0, 0.0]) for key, row in start.items()}
+        for player in range(3):
+            one._average(game.start(), player)
+        found = np.concatenate([one.rows[key][1] for key in tree.keys])
+        mean += found / n
+        square += found ** 2 / n
+    np.testing.assert_array_less(abs(mean - expected), 4.5 * np.sqrt((square - mean ** 2) / n) + 1e-9)
+
+
+def test_external_sampling_of_three_players_comes_near_an_equilibrium():
+    one = ExternalSampling(Kuhn(3), seed=0)
+    one.learn(1500)
+    assert nash_conv(Kuhn(3), one.average_policy()) < 0.2
+
+
 @pytest.mark.parametrize(("game", "bound"), [(Kuhn(), 0.17), (Kuhn(3), 0.22)], ids=str)
 def test_outcome_sampling_after_ten_thousand_iterations(game, bound):
     one = OutcomeSampling(game, seed=1)

@@ -105,7 +105,8 @@ def recorded(name):
                  "first": np.arange(4) == 0} for _ in range(N_UPDATES)]
     options = {**options_of(name, arguments(kind)), **{f"{helper}.{key}": value for key, value in HELPERS[helper].items()}}
     options |= {"critic_hidden": (32, 32)} if name == "CrossQ" else {}
-    with Robot.of(name, env, n_agents=4 if helper == "PopulationHelper" else 2, total_steps=2_000, **options) as robot:
+    n_agents = 4 if helper == "PopulationHelper" else 1 if name == "PSRL" else 2
+    with Robot.of(name, env, n_agents=n_agents, total_steps=2_000, **options) as robot:
         if helper == "OnlineHelper":
             return robot.tasks["RL"].source, rows
         rows, task = [], robot.tasks["RL"]

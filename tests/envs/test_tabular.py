@@ -2,13 +2,18 @@
 
 import json
 import warnings
+from types import SimpleNamespace
 
 import gymnasium as gym
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
 
+from parl_like.algorithms import PSRL
+from parl_like.algorithms.tables.dynamic_programming import model_of
 from parl_like.envs.tabular import RandomWalk, TableEnv
+from parl_like.models import QTable
+from parl_like.values.limits import TooLarge
 
 
 def toy(name, **options):
@@ -301,3 +306,16 @@ def test_other_bad_input():
         for ask in (env.values, env.optimal):
             with pytest.raises(ValueError, match=r"RandomWalk: gamma is .*expected a number in \[0, 1\]"):
                 ask(gamma=gamma)
+
+
+def test_tables_that_are_too_large_are_refused_before_they_are_made():
+    n = 5_000
+    with pytest.raises(TooLarge, match="TableEnv: 5000 states, 1 actions; that makes arrays .* lower the number of states"):
+        TableEnv(np.zeros((n, 1), int), np.zeros((n, 1)))
+    rows = {s: {0: [(1.0, 0, 0.0, True)]} for s in range(n)}
+    with pytest.raises(TooLarge, match="5000 states, 1 actions"):
+        model_of(SimpleNamespace(P=rows))
+    with pytest.raises(TooLarge, match="QTable: 'table' of 10000000 states and 4 actions"):
+        QTable(gym.spaces.Discrete(10**7), gym.spaces.Discrete(4))
+    with pytest.raises(TooLarge, match="QTable: 'transitions' of 5000 states and 1 actions"):
+        PSRL(QTable(gym.spaces.Discrete(n), gym.spaces.Discrete(1)))

@@ -248,7 +248,7 @@ class UCB(Explorer):
     """The legal action with the largest `q` + c · √(log t / n), UCB1 (Auer et al. 2002). The prediction's `counts` [N, A] say how
     often each action was taken there, n; t is their sum. What was never taken comes first. In tests the best by `q`.
 
-    No algorithm here counts: count in `learn` of a subclass, and return the counts from its `predict`.
+    `UCBBandit` counts. For another algorithm count in `learn` of a subclass, and return the counts from its `predict`.
 
     Args:
         c: Weight of the bonus; √2 for rewards in [0, 1].
