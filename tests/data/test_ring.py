@@ -64,6 +64,8 @@ def check_equal(ring, reference, stack=3, ahead=2):
         got = ring.block.arrays[name]
         assert got.dtype == column.dtype
         np.testing.assert_array_equal(got[positions], column[positions])
+    numbers = np.arange(len(positions))[::-1]
+    np.testing.assert_array_equal(ring.numbered(numbers), reference.numbered(numbers))
     some = positions[::-2]
     np.testing.assert_array_equal(ring.next(some), reference.next(some))
     np.testing.assert_array_equal(ring.prev(some), reference.prev(some))
@@ -131,4 +133,9 @@ def test_what_does_not_exist_is_refused():
         ring.push_rows([0], (1, 2))
     with pytest.raises(ValueError, match="books of 1 lanes; expected 2"):
         ring.set([0], [0], [0])
+    for number in (-1, 0):
+        with pytest.raises(IndexError, match=f"row {number} of 0"):
+            ring.numbered([number])
+    with pytest.raises(ValueError, match="2 axes; expected one"):
+        ring.serials(np.zeros((2, 2), np.int64))
     assert ring.total == 0

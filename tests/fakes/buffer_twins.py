@@ -129,6 +129,10 @@ class RingReference:
         rew[~real] = 0
         return {"rew": rew, "valid": real.sum(1), "last_index": rows[:, -1]}
 
+    def numbered(self, numbers: Array) -> Array:
+        slots = [sorted(lane) for lane in self.lanes]
+        return np.array([position for lane in slots for position in lane], np.int64)[numbers]
+
     def whole(self, positions: Array, stack: int, ahead: int, full: bool) -> Array:
         out = []
         for position in positions:
@@ -212,3 +216,22 @@ def sample_categorical_reference(logits: Array, noise: Array, log_prob: bool) ->
     if not log_prob:
         return {"act": act}
     return {"act": act, "log_prob": np.log(weights[np.arange(len(act)), act] / sums[:, -1]).astype(np.float32)}
+
+
+class EpisodeCountsReference:
+    """`EpisodeCounts` in plain Python: of each lane the rewards of its open episode, and where it began."""
+
+    def __init__(self, n_lanes: int) -> None:
+        self.open: list[list[Array]] = [[] for _ in range(n_lanes)]
+        self.starts = [0] * n_lanes
+
+    def count(self, lanes: Array, positions: Array, rew: Array, done: Array) -> tuple[Array, Array, Array]:
+        returns, lengths, starts = np.zeros(rew.shape), np.zeros(len(lanes), np.int64), np.zeros(len(lanes), np.int64)
+        for i, lane in enumerate(lanes.tolist()):
+            if not self.open[lane]:
+                self.starts[lane] = int(positions[i])
+            self.open[lane].append(rew[i].astype(np.float64))
+            starts[i] = self.starts[lane]
+            if done[i]:
+                returns[i], lengths[i], self.open[lane] = sum(self.open[lane]), len(self.open[lane]), []
+        return returns, lengths, starts

@@ -2,11 +2,11 @@
 """RowBlock: preallocated columns that take one row, or a few, of named values per call. Ring: circular lanes of such rows.
 
 The one place where rows are written: requests of many agents are packed with a RowBlock, and replay buffers store in a Ring.
-`tests/data/twins.py` has the same things in plain NumPy; the tests hold them equal.
+`tests/fakes/buffer_twins.py` has the same things in plain NumPy; the tests hold them equal.
 """
 
 from cpython.buffer cimport (
-    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_WRITABLE, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
+    PyBUF_C_CONTIGUOUS, PyBUF_FORMAT, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
 )
 from cpython.float cimport PyFloat_AS_DOUBLE, PyFloat_Check
 from cpython.long cimport PyLong_AsLongLongAndOverflow, PyLong_CheckExact
@@ -28,19 +28,39 @@ cdef enum Kind:
 
 cdef int nan_in(const char* data, Py_ssize_t nbytes, char code) noexcept nogil:
     cdef Py_ssize_t i
+    cdef int found = 0  # no early end: so the loops look at several numbers at once
     if code == b"e":
         for i in range(nbytes // 2):
-            if ((<const unsigned short*> data)[i] & 0x7FFF) > 0x7C00:
-                return 1
+            found |= ((<const unsigned short*> data)[i] & 0x7FFF) > 0x7C00
     elif code == b"f":
         for i in range(nbytes // 4):
-            if (<const float*> data)[i] != (<const float*> data)[i]:
-                return 1
+            found |= (<const float*> data)[i] != (<const float*> data)[i]
     elif code == b"d":
         for i in range(nbytes // 8):
-            if (<const double*> data)[i] != (<const double*> data)[i]:
-                return 1
-    return 0
+            found |= (<const double*> data)[i] != (<const double*> data)[i]
+    return found
+
+
+cdef char* memory(object array, Py_ssize_t* n) except? NULL:
+    """Where a one-dimensional array in C order begins; `n` gets its length. The caller keeps the array."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(array, &view, PyBUF_C_CONTIGUOUS)
+    cdef int axes = view.ndim
+    cdef char* begin = <char*> view.buf
+    n[0] = view.shape[0] if axes else 0
+    PyBuffer_Release(&view)
+    if axes != 1:
+        raise ValueError(f"Ring: an array of {axes} axes; expected one")
+    return begin
+
+
+cdef char* start_of(object array) except? NULL:
+    """Where a new array, of any shape, begins."""
+    cdef Py_buffer view
+    PyObject_GetBuffer(array, &view, PyBUF_SIMPLE)
+    cdef char* begin = <char*> view.buf
+    PyBuffer_Release(&view)
+    return begin
 
 
 cdef class RowBlock:
@@ -217,6 +237,15 @@ cdef void scatter(char* target, const char* source, const long long* index, Py_s
             memcpy(target + index[i] * nbytes, source + i * nbytes, nbytes)
 
 
+cdef inline void copy_row(char* target, const char* source, Py_ssize_t nbytes) noexcept nogil:
+    if nbytes == 8:
+        (<uint64_t*> target)[0] = (<const uint64_t*> source)[0]
+    elif nbytes == 4:
+        (<uint32_t*> target)[0] = (<const uint32_t*> source)[0]
+    else:
+        memcpy(target, source, nbytes)
+
+
 cdef class Ring:
     """Rows in circular lanes: lane k owns the positions k * lane_size ... (k + 1) * lane_size - 1, and a full lane gives up its oldest row.
 
@@ -291,10 +320,10 @@ cdef class Ring:
             raise IndexError(f"Ring: lane {lane} of {self.n_lanes}")
         return 0
 
-    cdef int check_positions(self, const long long[::1] at) except -1:
+    cdef int check_positions(self, const long long* at, Py_ssize_t n) except -1:
         """Refuses what lies outside of the memory. Whether a position holds a row is not asked."""
         cdef Py_ssize_t i
-        for i in range(at.shape[0]):
+        for i in range(n):
             if at[i] < 0 or at[i] >= self.n_lanes * self.lane_size:
                 raise IndexError(f"Ring: position {at[i]}; positions are 0 to {self.n_lanes * self.lane_size - 1}")
         return 0
@@ -306,7 +335,7 @@ cdef class Ring:
             self.counts[lane] += 1
             self.total += 1
         self.writes[lane] += 1
-        self.cursors[lane] = position + 1 if (position + 1) % self.lane_size else position + 1 - self.lane_size
+        self.cursors[lane] = position + 1 if position + 1 < (lane + 1) * self.lane_size else lane * self.lane_size
         return position
 
     def push(self, Py_ssize_t lane, tuple values):
@@ -315,11 +344,17 @@ cdef class Ring:
         Raises:
             SpecError: a value does not fit; no row has changed. IndexError: no such lane, or another number of values.
         """
+        cdef RowBlock block = self.block, spare = self.spare
+        cdef Py_ssize_t position
+        cdef int f
         self.check_lane(lane)
-        if self.counts[lane] == self.lane_size:
-            # A write that fails half way must not damage the oldest row, so a spare row is tried first.
-            self.spare.write(0, values)
-        self.block.write(self.cursors[lane], values)
+        position = self.cursors[lane]
+        if self.counts[lane] < self.lane_size:
+            block.write(position, values)
+        else:  # a write that fails half way must not damage the oldest row, so a spare row takes it first
+            spare.write(0, values)
+            for f in range(block.n_fields):
+                memcpy(block.base[f] + position * block.nbytes[f], spare.base[f], block.nbytes[f])
         return self.advance(lane)
 
     def push_rows(self, into, tuple values):
@@ -328,18 +363,19 @@ cdef class Ring:
         Raises:
             SpecError: a value does not fit; nothing is written. IndexError: no such lane, or another number of values.
         """
-        cdef const long long[::1] lanes = np.ascontiguousarray(into, np.int64)
         cdef RowBlock block = self.block
-        cdef Py_ssize_t n = lanes.shape[0], i
+        cdef Py_ssize_t n, i
         cdef int f, opened = 0
         cdef bint fits
         cdef Py_buffer views[MAX_FIELDS]
+        into = np.ascontiguousarray(into, np.int64)
+        cdef const long long* lanes = <const long long*> memory(into, &n)
         if len(values) != block.n_fields:
             raise IndexError(f"Ring: {len(values)} values for fields {block.names}")
         for i in range(n):
             self.check_lane(lanes[i])
         positions = np.empty(n, np.int64)
-        cdef long long[::1] at = positions
+        cdef long long* at = <long long*> memory(positions, &n)
         held = list(values)  # keeps converted arrays alive
         try:
             for f in range(block.n_fields):
@@ -357,7 +393,7 @@ cdef class Ring:
                         opened = f
                 if not fits:
                     spec = block.specs[f]
-                    held[f] = np.ascontiguousarray(spec.convert(held[f], True)).reshape(-1, *spec.shape)
+                    held[f] = spec.convert(held[f], True)
                     if len(held[f]) != n:
                         raise spec.error(f"{held[f].shape} {held[f].dtype}", f"give {n} rows", True)
                     spec.check_bounds(held[f])
@@ -366,7 +402,7 @@ cdef class Ring:
             for i in range(n):
                 at[i] = self.advance(lanes[i])
             for f in range(block.n_fields):
-                scatter(block.base[f], <const char*> views[f].buf, &at[0] if n else NULL, n, block.nbytes[f])
+                scatter(block.base[f], <const char*> views[f].buf, at, n, block.nbytes[f])
         finally:
             for f in range(opened):
                 PyBuffer_Release(&views[f])
@@ -376,76 +412,94 @@ cdef class Ring:
         """How many rows of its lane are newer; -1 where the position is no row's."""
         if position < 0 or position >= self.n_lanes * self.lane_size:
             return -1
-        cdef Py_ssize_t lane = position // self.lane_size, age = self.cursors[lane] - 1 - position
+        cdef Py_ssize_t lane = self.lane_of(position), age = self.cursors[lane] - 1 - position
         age += self.lane_size if age < 0 else 0
         return age if age < self.counts[lane] else -1
 
     def first_empty(self, positions):
         """The first of [N] positions that is no row's, by its place among them; -1 where all are."""
-        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
+        cdef Py_ssize_t n
+        positions = np.ascontiguousarray(positions, np.int64)
+        cdef const long long* at = <const long long*> memory(positions, &n)
         cdef Py_ssize_t i
-        for i in range(at.shape[0]):
+        for i in range(n):
             if self.age(at[i]) < 0:
                 return i
         return -1
 
     def serials(self, positions):
         """[N]: the numbers of rows in the history of their lane, from 0; -1 where the position is no row's."""
-        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
-        cdef Py_ssize_t i, n = at.shape[0], age
+        cdef Py_ssize_t n
+        positions = np.ascontiguousarray(positions, np.int64)
+        cdef const long long* at = <const long long*> memory(positions, &n)
+        cdef Py_ssize_t i, age
         out = np.full(n, -1, np.int64)
-        cdef long long[::1] to = out
+        cdef long long* to = <long long*> start_of(out)
         for i in range(n):
             age = self.age(at[i])
             if age >= 0:
                 to[i] = self.writes[at[i] // self.lane_size] - 1 - age
         return out
 
-    def count_episodes(self, into, positions, const double[:, ::1] rew, const unsigned char[::1] done, double[:, ::1] totals,
-                       long long[::1] lengths, long long[::1] starts):
-        """Adds row i, with rewards `rew[i]` [m], to the open episode of lane `into[i]`; its books, [n_lanes, m] and [n_lanes] each, are
-        written.
+    def numbered(self, numbers):
+        """[N]: positions of rows by their numbers, 0 ... total - 1, counted lane after lane, and in a lane by slots.
 
-        Returns:
-            [k, m] returns and [k] length of the episode that ended with each row, 0 where it goes on; [k] where it began.
+        Raises:
+            IndexError: there is no such row.
         """
-        cdef const long long[::1] lanes = np.ascontiguousarray(into, np.int64), at = positions
-        cdef Py_ssize_t i, j, lane, n = lanes.shape[0], m = rew.shape[1]
-        out_return, out_length, out_start = np.zeros((n, m)), np.zeros(n, np.int64), np.empty(n, np.int64)
-        cdef double[:, ::1] to_return = out_return
-        cdef long long[::1] to_length = out_length, to_start = out_start
+        cdef Py_ssize_t n, i, lane, low, high, same = self.counts[0]
+        numbers = np.ascontiguousarray(numbers, np.int64)
+        cdef const long long* number = <const long long*> memory(numbers, &n)
+        out, ends = np.empty(n, np.int64), np.empty(self.n_lanes, np.int64)  # of each lane the number after its last row
+        cdef long long* to = <long long*> start_of(out)
+        cdef long long* end = <long long*> start_of(ends)
         for i in range(n):
-            lane = lanes[i]
-            if not lengths[lane]:
-                starts[lane] = at[i]
-            lengths[lane] += 1
-            to_start[i] = starts[lane]
-            for j in range(m):
-                totals[lane, j] += rew[i, j]
-                if done[i]:
-                    to_return[i, j] = totals[lane, j]
-                    totals[lane, j] = 0
-            if done[i]:
-                to_length[i] = lengths[lane]
-                lengths[lane] = 0
-        return out_return, out_length, out_start
+            if number[i] < 0 or number[i] >= self.total:
+                raise IndexError(f"Ring: row {number[i]} of {self.total}")
+        with nogil:
+            end[0] = same
+            for lane in range(1, self.n_lanes):
+                end[lane] = end[lane - 1] + self.counts[lane]
+                if self.counts[lane] != same:
+                    same = 0
+            for i in range(n):
+                if same:  # as many rows in every lane
+                    low = number[i] // same
+                else:
+                    low, high = 0, self.n_lanes - 1
+                    while low < high:
+                        lane = (low + high) // 2
+                        if end[lane] <= number[i]:
+                            low = lane + 1
+                        else:
+                            high = lane
+                to[i] = number[i] - end[low] + self.counts[low] + low * self.lane_size
+        return out
 
     # ---- along time
 
     cdef inline bint ends(self, Py_ssize_t position) noexcept nogil:
         return self.terminated != NULL and (self.terminated[position] != 0 or self.truncated[position] != 0)
 
-    cdef inline Py_ssize_t after(self, Py_ssize_t position) noexcept nogil:
-        """The next row of the episode, or the same where there is none."""
-        cdef Py_ssize_t lane = position // self.lane_size, start = lane * self.lane_size, following = position + 1
+    cdef inline Py_ssize_t lane_of(self, Py_ssize_t position) noexcept nogil:
+        """Of a position in the memory. Divisions of 32 bits take a third of the time."""
+        if self.n_lanes == 1:
+            return 0
+        if self.n_lanes * self.lane_size <= 2147483647:
+            return <uint32_t> position // <uint32_t> self.lane_size
+        return position // self.lane_size
+
+    cdef inline Py_ssize_t after(self, Py_ssize_t position, Py_ssize_t lane) noexcept nogil:
+        """The next row of the episode, or the same where there is none; `lane` is that of the position."""
+        cdef Py_ssize_t start = lane * self.lane_size, following = position + 1
         if following == start + self.lane_size:
             following = start
         if following == self.cursors[lane] or self.ends(position):
             return position
         return following
 
-    cdef inline Py_ssize_t before(self, Py_ssize_t position) noexcept nogil:
-        cdef Py_ssize_t lane = position // self.lane_size, start = lane * self.lane_size, previous
+    cdef inline Py_ssize_t before(self, Py_ssize_t position, Py_ssize_t lane) noexcept nogil:
+        cdef Py_ssize_t start = lane * self.lane_size, previous
         cdef Py_ssize_t oldest = self.cursors[lane] if self.counts[lane] == self.lane_size else start
         if position == oldest:
             return position
@@ -466,18 +520,21 @@ cdef class Ring:
 
     cdef object walked(self, positions, bint ahead, bint to_end):
         """The row after, or before, each; or the last one that can be reached so."""
-        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
-        cdef Py_ssize_t i, here, there, n = at.shape[0]
-        self.check_positions(at)
+        cdef Py_ssize_t n
+        positions = np.ascontiguousarray(positions, np.int64)
+        cdef const long long* at = <const long long*> memory(positions, &n)
+        cdef Py_ssize_t i, here, there, lane
+        self.check_positions(at, n)
         out = np.empty(n, np.int64)
-        cdef long long[::1] to = out
+        cdef long long* to = <long long*> start_of(out)
         with nogil:
             for i in range(n):
                 here = at[i]
-                there = self.after(here) if ahead else self.before(here)
+                lane = self.lane_of(here)
+                there = self.after(here, lane) if ahead else self.before(here, lane)
                 while to_end and there != here:
                     here = there
-                    there = self.after(here)
+                    there = self.after(here, lane)
                 to[i] = there
         return out
 
@@ -488,9 +545,11 @@ cdef class Ring:
             [N, back + 1 + ahead] positions: where the episode or the lane ends, its last row in that direction is repeated; and
             [N, back + 1 + ahead] bool, False at the repeated ones.
         """
-        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
-        cdef Py_ssize_t i, k, n = at.shape[0], here, there
-        self.check_positions(at)
+        cdef Py_ssize_t n
+        positions = np.ascontiguousarray(positions, np.int64)
+        cdef const long long* at = <const long long*> memory(positions, &n)
+        cdef Py_ssize_t i, k, here, there, lane
+        self.check_positions(at, n)
         out = np.empty((n, back + 1 + ahead), np.int64)
         real = np.ones((n, back + 1 + ahead), bool)
         cdef long long[:, ::1] to = out
@@ -498,46 +557,50 @@ cdef class Ring:
         with nogil:
             for i in range(n):
                 to[i, back] = here = at[i]
+                lane = self.lane_of(here)
                 for k in range(back - 1, -1, -1):
-                    there = self.before(here)
+                    there = self.before(here, lane)
                     is_real[i, k] = there != here and is_real[i, k + 1]
                     to[i, k] = here = there
                 here = at[i]
                 for k in range(back + 1, back + 1 + ahead):
-                    there = self.after(here)
+                    there = self.after(here, lane)
                     is_real[i, k] = there != here and is_real[i, k - 1]
                     to[i, k] = here = there
         return out, real
 
     def n_step(self, positions, Py_ssize_t n, int field):
         """See `ReplayBuffer.n_step`; `field` is the number of the reward's column."""
-        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
+        cdef Py_ssize_t rows
+        positions = np.ascontiguousarray(positions, np.int64)
+        cdef const long long* at = <const long long*> memory(positions, &rows)
         cdef RowBlock block = self.block
-        cdef Py_ssize_t i, k, rows = at.shape[0], here, there, nbytes = block.nbytes[field]
+        cdef Py_ssize_t i, k, here, there, lane, nbytes = block.nbytes[field]
         cdef char* target
-        cdef Py_buffer view
-        self.check_positions(at)
+        cdef char* begin
+        self.check_positions(at, rows)
         spec = block.specs[field]
         rew = np.zeros((rows, n, *spec.shape), spec.dtype)
         valid, last = np.empty(rows, np.int64), np.empty(rows, np.int64)
-        cdef long long[::1] valids = valid, lasts = last
-        PyObject_GetBuffer(rew, &view, PyBUF_C_CONTIGUOUS | PyBUF_WRITABLE)
+        cdef long long* valids = <long long*> start_of(valid)
+        cdef long long* lasts = <long long*> start_of(last)
+        begin = start_of(rew)
         with nogil:
             for i in range(rows):
-                target = <char*> view.buf + i * n * nbytes
+                target = begin + i * n * nbytes
                 here = at[i]
-                memcpy(target, block.base[field] + here * nbytes, nbytes)
+                lane = self.lane_of(here)
+                copy_row(target, block.base[field] + here * nbytes, nbytes)
                 k = 1
                 while k < n:
-                    there = self.after(here)
+                    there = self.after(here, lane)
                     if there == here:
                         break
                     here = there
-                    memcpy(target + k * nbytes, block.base[field] + here * nbytes, nbytes)
+                    copy_row(target + k * nbytes, block.base[field] + here * nbytes, nbytes)
                     k += 1
                 valids[i] = k
                 lasts[i] = here
-        PyBuffer_Release(&view)
         return {"rew": rew, "valid": valid, "last_index": last}
 
     def whole(self, positions, Py_ssize_t stack, Py_ssize_t ahead, bint full):
@@ -548,29 +611,31 @@ cdef class Ring:
                 episode is younger than the stack are refused.
             ahead: Rows that must follow, unless the episode ends before.
         """
-        cdef const long long[::1] at = np.ascontiguousarray(positions, np.int64)
-        cdef Py_ssize_t i, k, n = at.shape[0], here, there, lane
+        cdef Py_ssize_t n
+        positions = np.ascontiguousarray(positions, np.int64)
+        cdef const long long* at = <const long long*> memory(positions, &n)
+        cdef Py_ssize_t i, k, here, there, lane
         cdef bint good
-        self.check_positions(at)
+        self.check_positions(at, n)
         out = np.empty(n, bool)
-        cdef unsigned char[::1] to = out.view(np.uint8)
+        cdef unsigned char* to = <unsigned char*> start_of(out)
         with nogil:
             for i in range(n):
                 here = at[i]
-                lane = here // self.lane_size
+                lane = self.lane_of(here)
                 good = True
                 if stack > 1 and self.counts[lane] == self.lane_size:
                     good = (here - self.cursors[lane] + self.lane_size) % self.lane_size >= stack - 1
                 if full:
                     for k in range(stack - 1):
-                        there = self.before(here)
+                        there = self.before(here, lane)
                         if there == here:
                             good = False
                             break
                         here = there
                 here = at[i]
                 for k in range(ahead):
-                    there = self.after(here)
+                    there = self.after(here, lane)
                     if there == here:
                         if not self.ends(here):
                             good = False

@@ -7,6 +7,7 @@ from copy import copy
 
 import numpy as np
 
+from parl_like.data.buffers._adding import FieldPaths
 from parl_like.data.buffers._rows import Ring
 from parl_like.data.buffers.fields import FLAGS, Positions, is_part, loaded_columns, saved_specs
 from parl_like.data.buffers.stored_fields import FinalObservations, StoredFields
@@ -32,6 +33,7 @@ class LaneMemory:
         columns: Dotted name → [capacity, …], the memory itself.
         finals: What rows led to where no next row tells; None, where obs_next is stored.
         empty_keys: Groups of fields without a leaf so far, such as `info={}`.
+        paths: Where the fields lie in rows given to `ReplayBuffer.add`.
     """
 
     def __init__(self, fields: StoredFields, n_lanes: int, lane_size: int) -> None:
@@ -39,6 +41,7 @@ class LaneMemory:
         self._take(Ring((), n_lanes, lane_size))
         self.finals: FinalObservations | None = None
         self.empty_keys: tuple[str, ...] = ()
+        self.paths = FieldPaths(())
 
     def _take(self, ring: Ring) -> None:
         self.ring, self.columns = ring, ring.block.arrays
@@ -57,6 +60,7 @@ class LaneMemory:
             nexts = [spec for spec in fields.given if is_part(spec.name, "obs_next")]
             self.finals = FinalObservations(nexts, self.ring.n_lanes, self.finals)
         self.empty_keys = (*self.empty_keys, *empty_keys)
+        self.paths = FieldPaths([spec.name for spec in specs], self.empty_keys)
 
     def _move(self, fields: StoredFields, columns: Mapping[str, Array]) -> None:
         old = self.ring

@@ -212,11 +212,7 @@ class Lanes(Buffer, Guarded):
         drawn: Positions = (rng.random(n) * total).astype(np.int64)
         if total == self.capacity or self.n_lanes == 1:
             return drawn  # the filled slots are 0 … total − 1
-        count = self._memory.ring.count
-        before = np.cumsum(count) - count
-        lane = np.searchsorted(before + count, drawn, side="right")
-        positions: Positions = drawn - before[lane] + lane * self.lane_size
-        return positions
+        return self._memory.ring.numbered(drawn)
 
     def _redraw(self, drawn: Positions, rng: np.random.Generator, ahead: int, behind: int) -> None:
         """Replaces drawn rows that cannot be had whole. Those that can keep their shares, as if the others weighed nothing."""
@@ -261,14 +257,13 @@ class Lanes(Buffer, Guarded):
             last: [N] rows whose obs_next, terminated and truncated are wanted, of n steps the last; None: the same rows.
             names: Fields; None: all.
         """
-        plan, columns = self._memory.fields, self.columns
+        plan = self._memory.fields
         if plan.as_stored and last is None and names is None:
             return self.take(positions)
         late = positions if last is None else last
         now, then, obs, nexts = plan.parts if names is None else plan.split(names)
-        out = {name: columns[name].take(positions, axis=0) for name in now}
-        for name in then:
-            out[name] = columns[name].take(late, axis=0)
+        out = self.take(positions, now)
+        out |= self.take(late, then)
         if obs:
             out |= self.stacked(positions, obs, self.stack_num)
         if nexts:

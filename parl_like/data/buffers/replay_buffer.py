@@ -14,11 +14,10 @@ import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
+from parl_like.data.buffers._adding import EpisodeCounts
 from parl_like.data.buffers.base import Random
 from parl_like.data.buffers.fields import (
-    FLAGS,
     Positions,
-    as_array,
     check_fields,
     check_saved,
     convert_rows,
@@ -31,13 +30,14 @@ from parl_like.data.buffers.fields import (
 from parl_like.data.buffers.given_rows import OWNER, GivenRows
 from parl_like.data.buffers.lane_memory import LaneMemory
 from parl_like.data.buffers.reading import Lanes
-from parl_like.data.buffers.stored_fields import EpisodeCounts, StoredFields
+from parl_like.data.buffers.stored_fields import StoredFields
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.values import plain
 from parl_like.values.batch import Batch
 from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec, SpecError, leaves
 
+_FIRST_LANE: Positions = np.zeros(1, np.int64)
 RESERVED = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next", "info", "policy")
 # What `threadsafe=True` puts under the lock: whatever writes rows or counters, or needs them to stand still.
 LOCKED = (
@@ -206,24 +206,29 @@ class ReplayBuffer(Lanes):
             SpecError: a value does not fit its field, or is no number; the buffer is as before.
             ValueError: a required field is missing, no such lane, wrong number of rows.
         """
-        rows = lanes is not None or self.n_lanes > 1
-        lanes = np.arange(self.n_lanes) if lanes is None else self._lanes(lanes)
-        flat = dict(leaves(batch, "", loose=True))
-        try:  # the usual case: exactly the fields of `specs`, each as it is stored
-            values = tuple([flat[spec.name] for spec in self.specs])
-            if len(values) < len(flat) or not values:
-                raise KeyError
-            positions = self._store(lanes, values) if rows else np.array([self.push(0, values)])
-        except (KeyError, SpecError):  # other fields, or values that are to be converted or refused with the field's name
-            given = GivenRows(batch, flat, len(lanes), rows)
-            specs = given.declare(self, self.specs, self.rew_dtype)
-            columns = given.columns(specs)
-            self.use_fields(specs, given.empty_groups())
-            flat, positions = {**columns}, self._store(lanes, tuple(columns.values()))
-        n, shape = len(lanes), next((spec.shape for spec in self.specs if spec.name == "rew"), ())
-        rew = np.ascontiguousarray(as_array(flat.get("rew", np.zeros((n, *shape)))), np.float64).reshape(n, *shape)
-        done = np.logical_or(*(as_array(flat[name]).reshape(n) for name in FLAGS)).view(np.uint8)
-        return positions, *self._open.count(self._memory.ring, lanes, positions, rew, done)
+        fields = self._memory.fields
+        one, values = lanes is None and self.n_lanes == 1, self._memory.paths.values(batch)
+        into = _FIRST_LANE if one else np.arange(self.n_lanes) if lanes is None else self._lanes(lanes)
+        if values is not None:  # the usual case: exactly the fields of `specs`, each as it is stored
+            try:
+                if one:
+                    position, ends = self.push(0, values), [bool(values[i]) for i in fields.flags]
+                    return self._open.count_row(0, position, 0.0 if fields.rew is None else values[fields.rew], any(ends))
+                return self._counted(into, self._store(into, values), values)
+            except SpecError:  # they are to be converted, or refused with the field's name
+                pass
+        given = GivenRows(batch, dict(leaves(batch, "", loose=True)), len(into), not one)
+        specs = given.declare(self, self.specs, self.rew_dtype)
+        columns = given.columns(specs)
+        self.use_fields(specs, given.empty_groups())
+        return self._counted(into, self._store(into, rows := tuple(columns.values())), rows)
+
+    def _counted(self, lanes: Positions, positions: Positions, values: tuple[object, ...]
+                 ) -> tuple[Positions, Array, Positions, Positions]:
+        """Return what `add` does for the rows `values`, arrays [k, …] in the order of `specs`, which have been stored."""
+        fields = self._memory.fields
+        rew = np.zeros(len(lanes)) if fields.rew is None else values[fields.rew]
+        return positions, *self._open.count(lanes, positions, rew, *[values[i] for i in fields.flags])
 
     def update(self, other: ReplayBuffer, cut: Literal["join", "truncate"] = "join") -> Positions:
         """Appends all rows of `other` in time order: lane to lane, or all into the only lane. Returns their new positions.
@@ -336,7 +341,7 @@ class ReplayBuffer(Lanes):
         if not 0 <= lane < self.n_lanes:
             raise self._no_lane(lane)
         self._memory.clear(lane)
-        self._open.starts[lane] = lane * self.lane_size
+        self._open.moved(lane, lane * self.lane_size)
 
     # ---- reading rows
 

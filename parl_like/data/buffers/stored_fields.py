@@ -1,5 +1,5 @@
 """The way from the fields that a buffer is given to those that it stores, and what is kept beside the rows: what they led to
-where no next row tells, and the statistics of open episodes."""
+where no next row tells."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from parl_like.data.buffers._rows import Ring, RowBlock
+from parl_like.data.buffers._rows import RowBlock
 from parl_like.data.buffers.fields import FLAGS, Positions, as_array, convert_rows, is_part, loaded_columns
 from parl_like.values import plain
 from parl_like.values.plain import State
@@ -28,6 +28,7 @@ class StoredFields:
         only_last: Whether observations come as stacks, of which the newest frame is stored.
 
     Attributes:
+        rew, flags: Their places in `specs`; None where there is no reward.
         given: All fields, of single frames. next_names: names of those of obs_next. readable: those that reading gives, obs_next
             also where it was never given.
         kept: What is stored; `number` is the place of each by name.
@@ -43,6 +44,8 @@ class StoredFields:
     def __init__(self, specs: Sequence[Spec], stack: int = 1, ignore_obs_next: bool = False, only_last: bool = False) -> None:
         self.specs, self._stack, self.ignore_obs_next, self._only_last = tuple(specs), stack, ignore_obs_next, only_last
         names = [spec.name for spec in specs]
+        self.rew = names.index("rew") if "rew" in names else None
+        self.flags = [names.index(name) for name in FLAGS if name in names]
         self.next_names = [name for name in names if is_part(name, "obs_next")]
         looked_up = ["obs_next" + name[3:] for name in names if is_part(name, "obs")] if ignore_obs_next else []
         self.readable = (*names, *(name for name in looked_up if name not in names))
@@ -193,54 +196,3 @@ class FinalObservations:
             self.newest.arrays[spec.name][:] = column
         columns = loaded_columns("final observations", self.specs, rows, len(at))
         self.table = {p: {spec.name: c[i].copy() for spec, c in zip(self.specs, columns, strict=True)} for i, p in enumerate(at)}
-
-
-class EpisodeCounts:
-    """Return, length and first row of the episode that is open in each lane, by the rows given to `ReplayBuffer.add`.
-
-    Attributes:
-        returns: [n_lanes, *shape] float64, undiscounted, of rewards of that shape. lengths, starts: [n_lanes] int64.
-    """
-
-    def __init__(self, starts: Positions) -> None:
-        self.returns: Array = np.zeros(len(starts))
-        self.lengths: Positions = np.zeros(len(starts), np.int64)
-        self.starts: Positions = starts.copy()
-
-    def add_lanes(self, starts: Positions) -> None:
-        """Add lanes whose first slots are `starts`, [n] int64."""
-        self.returns = np.concatenate([self.returns, np.zeros((len(starts), *self.returns.shape[1:]))])
-        self.lengths, self.starts = np.append(self.lengths, np.zeros_like(starts)), np.append(self.starts, starts)
-
-    def forget(self, lane: int | slice = slice(None)) -> None:
-        self.returns[lane], self.lengths[lane] = 0.0, 0
-
-    def count(self, ring: Ring, lanes: Positions, positions: Positions, rew: Array, done: Array
-              ) -> tuple[Array, Positions, Positions]:
-        """Adds row i, of lane `lanes[i]`, with reward `rew` [k, *shape] float64, in C order.
-
-        Returns:
-            [k, *shape] return and [k] length of the episode that ended with each row, 0 where it goes on; [k] where it began.
-        """
-        shape = rew.shape[1:]
-        if self.returns.shape[1:] != shape:
-            self.returns = np.zeros((len(self.lengths), *shape))
-        flat, totals = rew.reshape(len(rew), -1), self.returns.reshape(len(self.returns), -1)
-        returns, lengths, starts = ring.count_episodes(lanes, positions, flat, done, totals, self.lengths, self.starts)
-        return returns.reshape(-1, *shape), lengths, starts
-
-    def state_dict(self) -> State:
-        return {"return": self.returns.tolist(), "length": self.lengths.tolist(), "start": self.starts.tolist()}
-
-    def load_state_dict(self, state: State, firsts: Positions, lane_size: int) -> None:
-        """Takes over what `state_dict` gave, of lanes that begin at `firsts`, [n_lanes] int64.
-
-        Raises:
-            ValueError: it is none, or is not that of these lanes.
-        """
-        returns = np.array(state["return"], np.float64)
-        lengths, starts = np.array(state["length"], np.int64), np.array(state["start"], np.int64)
-        fits = len(returns) == len(firsts) and lengths.shape == starts.shape == firsts.shape and (lengths >= 0).all()
-        if not fits or ((starts < firsts) | (starts >= firsts + lane_size)).any():
-            raise ValueError(f"open episodes {str(dict(state)):.200}; expected one for each of {len(firsts)} lanes, and in it")
-        self.returns, self.lengths, self.starts = returns, lengths, starts
