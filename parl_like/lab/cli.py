@@ -1,4 +1,4 @@
-"""The command `parl-like`. Verbs import what they need when they run, so `--help` and `list` do not load torch."""
+"""The command `parl-like`. Verbs import what they need when they run: so `--help` loads no library, and `list` no torch."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import parl_like
-from parl_like.lab import config, experiment, text, user_experiments, yaml_text
-from parl_like.lab.yaml_text import UsageError
+from parl_like.lab import text
 from parl_like.values.errors import shortened, unknown, without_trace
-from parl_like.values.user_calls import users_lines, whole
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
 RUNS_DIR = "runs"  # where `train` makes run directories
@@ -42,7 +40,6 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str], last: bool) -> int:
     """`last`: the process ends with this command."""
-    debug = whole() or not {"--debug", "--traceback"}.isdisjoint(words)
     try:
         args = _parse(words)
         code: int = args.verb(args) or 0
@@ -61,7 +58,10 @@ def _run(words: list[str], last: bool) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ERROR
     except Exception as error:  # noqa: BLE001  the last border: whatever it is, it becomes one line and an exit code
-        ours = isinstance(error, UsageError)
+        from parl_like.lab.yaml_text import UsageError
+        from parl_like.values.user_calls import users_lines, whole
+
+        ours, debug = isinstance(error, UsageError), whole() or not {"--debug", "--traceback"}.isdisjoint(words)
         if debug:
             traceback.print_exc()
         elif not ours:
@@ -75,6 +75,8 @@ def _run(words: list[str], last: bool) -> int:
 
 
 def _train(args: argparse.Namespace) -> int:
+    from parl_like.lab import config, user_experiments, yaml_text
+
     chosen = user_experiments.chosen(args.experiment)
     file = yaml_text.load_yaml_file(Path(args.config)) if args.config else {}
     # Before torch: seconds matter here.
@@ -128,8 +130,9 @@ def _list(args: argparse.Namespace) -> None:
 
         _show(args, {"algorithms": action_spaces.table()}, _table(action_spaces.in_words()))
         return
-    from parl_like.lab import families
+    from parl_like.lab import experiment, families, user_experiments
     from parl_like.lab.runs import rundir
+    from parl_like.lab.yaml_text import UsageError
 
     if args.source:
         user_experiments.registered(args.source)
@@ -191,7 +194,7 @@ def _marks(args: argparse.Namespace) -> None:
 def _bench(args: argparse.Namespace) -> int:
     import importlib
 
-    import parl_like
+    from parl_like.lab.yaml_text import UsageError
 
     root = Path(parl_like.__file__).resolve().parents[1]
     folder = root / "benchmarks"
@@ -273,6 +276,7 @@ def _run_row(run: Any) -> dict[str, Any]:
     """Return what `list` says of a run: `score` is that of its last evaluation, `best` that of the best one while it trained,
     `differs` what is not as its experiment has it."""
     from parl_like.lab.runs.metrics import last_row
+    from parl_like.lab.yaml_text import UsageError
 
     row: dict[str, Any] = {"run": run.path.name, "experiment": "?", "state": "", "steps": 0, "score": None, "best": None,
                            "best_step": None, "last_return": None, "differs": {}}
@@ -432,6 +436,7 @@ def _parser() -> _Parser:
 
 
 def _parse(words: list[str]) -> argparse.Namespace:
+    """Return the arguments of a verb; exits where help was asked for, or the usage was wrong."""
     parser, verbs = _parser(), [verb.name for verb in VERBS]
     if words[:1] == ["help"]:
         words = [*words[1:], "--help"]
@@ -446,7 +451,11 @@ def _parse(words: list[str]) -> argparse.Namespace:
         parser.error(f"unrecognized arguments: {' '.join(unread)}{hint if unread[0].startswith('--') else ''}")
     # Where people read along: not where the machine reads.
     args.stream = sys.stderr if args.json or getattr(args, "show_config", False) else sys.stdout
+    from parl_like.values.user_calls import whole
+
     if split:
+        from parl_like.lab import config
+
         args.assignments = assignments + args.assignments
         args.overrides = config.parse_assignments(args.assignments, lambda line: print(line, file=args.stream, flush=True))
     args.words, args.debug = ["parl-like", *words], args.debug or whole()

@@ -235,7 +235,7 @@ class Session:
             return
         try:
             out = self.run.plots / "learning_curve.png"
-            picture = f"learning curve: {plots.learning_curve([self.run], out, metric=self._drawn())}"
+            picture = f"learning curve: {plots.learning_curve([self.run], out, metric=self._drawn(), least=2)}"
         except plots.PlotError as error:
             picture = str(error)
         self.display.say(goal.line(solved, {**self._metrics(), **evaluation}, min(step, self.config.total_steps)))

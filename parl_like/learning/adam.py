@@ -6,7 +6,11 @@ from typing import Any
 
 import torch
 
+from parl_like.learning.eager_optimizers import spare_compiler
+
 _DENORMAL = 5e-324
+
+spare_compiler()
 
 
 def step(optimizer: torch.optim.Optimizer) -> None:

@@ -256,7 +256,8 @@ def test_two_resumes_of_one_stop_are_equal_and_so_are_two_stops_at_one_step(tmp_
 
 def test_eval_prints_one_line_of_json(tmp_path, capsys):
     run = tmp_path / "run"
-    assert main(["train", *ARGS[:-5], "total_steps=512", "tensorboard=false", "eval_episodes=1", f"run_dir={run}"]) == 0
+    assert main(["train", *ARGS[:-5], "total_steps=512", "tensorboard=false", "eval_episodes=1", "metrics_every=128",
+                 f"run_dir={run}"]) == 0
     capsys.readouterr()
     assert main(["eval", str(run), "--episodes", "3", "--json"]) == 0
     (line,) = capsys.readouterr().out.splitlines()

@@ -357,7 +357,7 @@ def test_recorded_rows_are_given_by_their_path(tmp_path, monkeypatch, capsys):
     filled(None).save("rows")
     monkeypatch.setattr(experiments, "_registered", {})
     config = dict(algorithm="BC", helper="OfflineHelper", batch_size=16, total_steps=60, hidden=[16], lr=0.02, eval_episodes=2,
-                  tensorboard=False)
+                  tensorboard=False, metrics_every=20)
     experiments.register(experiments.Experiment(name="cloned", robot="single", config=config))
     assert main(["train", "cloned", "data=rows", "run_dir=run"]) == 0
     said = "".join(capsys.readouterr())

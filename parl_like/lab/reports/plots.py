@@ -74,7 +74,7 @@ def bootstrap_interval(values: npt.ArrayLike, rng: np.random.Generator) -> tuple
     return low, high
 
 
-def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_METRIC) -> Path:
+def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_METRIC, least: int = 1) -> Path:
     """Draws a metric against environment steps: a line per run; per setting with several runs also their IQM with the 95 %
     bootstrap band; a dashed line where an experiment expects a `mean_return` and the metric is a return. With the default metric
     also the mean returns of evaluations while training, dotted.
@@ -82,21 +82,26 @@ def learning_curve(runs: Sequence[RunDir], out: Path, *, metric: str = DEFAULT_M
     Args:
         runs: At least one; runs of one experiment with the same configuration, apart from seed and bookkeeping, are its seeds.
         out: The picture; its suffix decides the format (png, svg, pdf). Without one it gets `.png`. The path is returned.
+        least: Points that the longest curve must have.
 
     Raises:
-        PlotError: matplotlib is missing, a run has no rows of this metric, or the picture cannot be written.
+        PlotError: matplotlib is missing, a run has no rows of this metric, no curve is long enough, or the picture cannot be
+            written.
     """
     if matplotlib_missing():
         raise PlotError(MISSING)
+    also = [EVALUATED] if metric == DEFAULT_METRIC else []
+    groups = {setting: [(run, curves(run, metric, also)) for run in alike] for setting, alike in grouped(runs).items()}
+    longest = max(len(steps) for alike in groups.values() for _, of_run in alike for steps, _ in of_run.values())
+    if longest < least:  # said before matplotlib is loaded, which takes half a second
+        raise PlotError(f"no picture: the learning curve has {longest} of {least} points; train for longer")
     from matplotlib.figure import Figure  # not pyplot: no global state, no window
 
     figure = Figure(figsize=(7.0, 4.2), layout="constrained")
     axes = figure.add_subplot()
-    also = [EVALUATED] if metric == DEFAULT_METRIC else []
-    groups = grouped(runs)
     for nth, (setting, alike) in enumerate(groups.items()):
         title = setting if len(alike) == 1 < len(groups) else ""  # what tells it from the others; else the runs' names
-        found = [(title or run.path.name, curves(run, metric, also)) for run in alike]
+        found = [(title or run.path.name, of_run) for run, of_run in alike]
         style = {"marker": "."} if metric.startswith(EVALUATION) else {}  # evaluations are few
         _draw(axes, f"C{nth % 10}", setting, [(name, *of_run[metric]) for name, of_run in found], **style)
         evaluated = [(f"{name}, evaluated", *of_run[EVALUATED]) for name, of_run in found if EVALUATED in of_run and also]
