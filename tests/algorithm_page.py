@@ -13,6 +13,7 @@ from typing import Any
 
 import evidence
 
+from benchmarks import solvers
 from parl_like import Algorithm, algorithms
 from parl_like.lab import experiment as experiments
 from parl_like.lab import families
@@ -28,7 +29,8 @@ HEAD = """# Algorithms
 The algorithms of [algorithms/](../algorithms/), a file a family. `make algorithms` makes this page of the docstrings
 and of [marks](marks.md). `parl-like train NAME` trains an experiment; the arguments of the class are settings of it
 (`parl-like train sac-pendulum SAC.alpha=0.1 hidden=[256,256]`). Scores are medians, over all seeds, of the
-evaluation after training. Where there is no mark, a link leads to the page with the results."""
+evaluation after training. Where there is no mark, a link leads to the page with the results. Solvers of games have rows
+of `python -m benchmarks.solvers`, whose scores are −`nash_conv`."""
 
 ROBOTS = {"BC": ["nfsp"], "DQN": ["self_play"], "DynamicsLearner": ["auxiliary"], "WorldModel": ["thinker", "thinker_shared"],
           "PPO": ["hierarchy"]}
@@ -99,11 +101,13 @@ def scores() -> dict[str, list[marks.Mark]]:
 
 
 def experiments_of() -> dict[str, list[str]]:
-    """Class in small letters, or robot of several tasks → the experiments that train it."""
+    """Class in small letters, or robot of several tasks → the experiments that train it, and the rows of a solver."""
     found = defaultdict(list)
     for path in sorted(EXPERIMENTS.glob("*.yaml")):
         one = experiments.get(path.stem)
-        found[one.config["algorithm"].lower() if one.robot == "single" else one.robot].append(one.name)
+        found[one.config["algorithm"].lower() if one.robot in families.OF_ONE else one.robot].append(one.name)
+    for name, row in solvers.ROWS.items():
+        found[row.solver.__name__.lower()].append(name)
     return found
 
 
@@ -122,7 +126,8 @@ def trained() -> dict[str, list[str]]:
             seen = found[name]
             pages = [page for page in ("robots.md", "games.md", "thinker.md", "thinker-published.md")
                      if f"`{name}`" in (PAGE.parent / page).read_text(encoding="utf-8")]
-            told = (f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} steps, {len(seen)} seeds" if seen
+            unit = "iterations" if name in solvers.ROWS else "steps"
+            told = (f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} {unit}, {len(seen)} seeds" if seen
                     else f": see [{pages[0]}]({pages[0]})" if pages else "")
             lines[key].append(f"`{name}`{told}")
     return lines

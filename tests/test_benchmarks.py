@@ -309,3 +309,31 @@ def test_a_part_that_fails_is_said(monkeypatch, capsys):
 
     monkeypatch.setattr(figures.subprocess, "run", lambda command, **_: SimpleNamespace(returncode=3, stdout=""))
     assert figures.main(["memory"]) == 1 and "memory: failed with code 3" in capsys.readouterr().err
+
+
+def test_solvers_are_measured_beside_experiments(capsys, tmp_path):
+    from benchmarks import solvers
+
+    file = tmp_path / "marks.json"
+    for words in (["cfr-kuhn", "outcomesampling-kuhn", "--seeds", "2"], ["cfr-kuhn"]):
+        rows = {name: row._replace(iterations=min(row.iterations, 300)) for name, row in solvers.ROWS.items()}
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(solvers, "ROWS", rows)
+            assert solvers.main([*words, "--out", str(file), "--json"]) == 0
+    assert [one["experiment"] for one in json.loads(capsys.readouterr().out.splitlines()[1])] == ["cfr-kuhn"]
+    kept = [(mark.experiment, mark.seed, mark.env_steps, mark.solved) for mark in solvers.marks.load(file)]
+    assert kept[0] == ("cfr-kuhn", 0, 300, True), "it draws nothing, so it has one seed"
+    assert [one[:3] for one in kept[1:]] == [("outcomesampling-kuhn", 0, 300), ("outcomesampling-kuhn", 1, 300)]
+    first, second, third = solvers.marks.load(file)
+    assert round(first.score, 6) == -0.006068 and second.score != third.score
+    assert first.evaluation["return of player 0"] == pytest.approx(-1 / 18, abs=0.002)
+    assert "| `cfr-kuhn` | 300 |" in file.with_suffix(".md").read_text()
+    with pytest.raises(SystemExit):
+        solvers.main(["cfr-chess"])
+
+
+def test_every_row_of_solvers_has_its_marks():
+    from benchmarks import solvers
+
+    kept = {mark.key for mark in solvers.marks.load(Path(__file__).resolve().parents[1] / "docs" / "marks.json")}
+    assert not [name for name in solvers.ROWS if (solvers.configuration(name), 0) not in kept]

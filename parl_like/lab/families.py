@@ -17,9 +17,13 @@ TABLE = Path(__file__).with_suffix(".yaml")
 """Family → its `title`, and its `algorithms` where it is a file of them."""
 
 
+OF_ONE = ("single", "prediction")
+"""Robots with one task, whose configurations name its algorithm."""
+
+
 def family(experiment: Experiment) -> str:
     """Return the name of a file without `.py`: that of its algorithm in `algorithms/`, or of its robot in `robots/`."""
-    algorithm = str(experiment.config.get("algorithm", "")) if experiment.robot == "single" else ""
+    algorithm = str(experiment.config.get("algorithm", "")) if experiment.robot in OF_ONE else ""
     return next((name for name, one in _table().items() if algorithm in one.get("algorithms", ())), experiment.robot)
 
 

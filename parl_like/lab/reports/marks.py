@@ -117,14 +117,22 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, object], *
                 say(f"{name} seed {key[1]}: {error}")
             else:
                 say(f"{name} seed {mark.seed}: {mark.score:.4g} in {mark.seconds:.0f} s")
-                stale = [other for other, one in marks.items() if other[0] != key[0] and one.title == mark.title]
-                for other in stale:  # of the experiment as it was
-                    del marks[other]
-                marks[key] = mark
-                _write(file, marks.values())
+                keep(mark, marks, file)
     if failed:
         raise RunError(f"{len(failed)} of {len(wanted)} runs failed: {failed[0]}")
     return [marks[key] for key in wanted]
+
+
+def keep(mark: Mark, marks: dict[tuple[str, int], Mark], file: Path) -> None:
+    """Adds a mark to `marks`, by `key`, in the place of those of the experiment as it was; and writes the file and its table."""
+    stale = [key for key, one in marks.items() if key[0] != mark.configuration and one.title == mark.title]
+    for key in stale:
+        del marks[key]
+    marks[mark.key] = mark
+    ordered = sorted(marks.values(), key=_order)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    replace_file(file, b"[\n" + b",\n".join(map(msgspec.json.encode, ordered)) + b"\n]\n")  # a line for each
+    replace_file(file.with_suffix(".md"), page(ordered).encode())
 
 
 def load(file: Path) -> list[Mark]:
@@ -159,7 +167,8 @@ def page(marks: Sequence[Mark]) -> str:
     made = sorted({f"{mark.git.commit[:7]}{' with changes' * mark.git.dirty}" for mark in marks if mark.git is not None})
     lines = ["# Marks", "",
              "Made by `parl-like marks`: the score of the evaluation after training, which is the mean return unless",
-             "the experiment names another `eval_score`; of all seeds, none chosen.", "",
+             "the experiment names another `eval_score`; of all seeds, none chosen. Solvers of games are measured by",
+             "`python -m benchmarks.solvers`: steps are iterations, and the score is −`nash_conv` of the average policy.", "",
              *table(marks), "", f"Code: {', '.join(made) or 'not in a checkout'}."]
     return "\n".join(lines) + "\n"
 
@@ -216,13 +225,6 @@ def _expected(mark: Mark) -> str:
     least = [f"{for_markdown(name)} ≥ {low:g}" for name, (low, _) in mark.expect.items() if low is not None]
     most = [f"{for_markdown(name)} ≤ {high:g}" for name, (_, high) in mark.expect.items() if high is not None]
     return ", ".join(least + most).replace("mean_return ", "") or "–"
-
-
-def _write(file: Path, marks: Any) -> None:
-    ordered = sorted(marks, key=_order)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(file, b"[\n" + b",\n".join(map(msgspec.json.encode, ordered)) + b"\n]\n")  # a line for each
-    replace_file(file.with_suffix(".md"), page(ordered).encode())
 
 
 def _in_a_process(words: Sequence[str]) -> int:
