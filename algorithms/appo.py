@@ -25,6 +25,9 @@ class APPO(PPO):
     Args:
         rho_bar, c_bar: ρ̄ ≥ c̄. lam: λ.
         The rest: see `PPO`. Helpers keep μ with `store_policy=True`, as they do in asynchronous runs.
+
+    Raises:
+        ValueError: c_bar is below 0, or above rho_bar.
     """
 
     def __init__(

@@ -25,6 +25,9 @@ class BC(ActorCritic):
         model: Offers `policy` and `head`, see `parl_like.learning.model`; without memory, for rows come in any order.
         entropy: Weight of the entropy bonus, a number or a schedule over optimiser steps.
         lr, max_grad_norm: Of Adam, and the norm above which gradients are scaled down; None: never.
+
+    Raises:
+        TypeError: the model has a memory.
     """
 
     fitting_models = "MLPActorCritic and ConvActorCritic"

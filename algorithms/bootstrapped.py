@@ -34,6 +34,9 @@ class BootstrappedDQN(DQN):
         model: Offers `values(obs) -> [N, A, heads]`, `q(obs) -> [N, A]`, their means, and `out_shape`, (A, heads).
         share: In (0, 1]; 0.5 as in Osband et al. 2019, 1 in those of 2016 on Atari and of 2018.
         The others: As for `DQN`.
+
+    Raises:
+        ValueError: share is not in (0, 1].
     """
 
     calls = {"q": "q(obs) -> [N, A], the mean value of every action,", "values": "values(obs) -> [N, A, heads], its values,",

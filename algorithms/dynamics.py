@@ -19,6 +19,9 @@ class DynamicsLearner(Algorithm):
     Args:
         model: Offers `trunk`, `next_obs` and `surprise`, see `parl_like.models.dynamics`.
         forward, inverse: Weights of the two terms.
+
+    Raises:
+        ValueError: a weight is negative, or both are 0.
     """
 
     takes_priorities = False

@@ -45,6 +45,9 @@ class Evolution(ActorCritic):
         model: Offers `policy` and `head`, see `parl_like.learning.model`; maybe with memory.
         population: Candidates of a generation. pairs: whether they come as θ + ε and θ − ε.
         std: Standard deviation of ε at the beginning.
+
+    Raises:
+        ValueError: population is below 2, or odd although candidates come in pairs; or std is not above 0.
     """
 
     transient = ("_places",)
@@ -192,6 +195,9 @@ class CEM(Evolution):
         std: At the beginning.
         elite: Share of the candidates that are the best.
         extra: A number or a schedule over the generations.
+
+    Raises:
+        ValueError: elite is less than two candidates, or all of them.
     """
 
     losses = {}
@@ -225,6 +231,9 @@ class ARS(Evolution):
         std: Of ε.
         lr: A number or a schedule over the generations.
         top: Share of the pairs that count.
+
+    Raises:
+        ValueError: top is less than one pair, or more than all.
     """
 
     losses = {}

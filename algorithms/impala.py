@@ -77,6 +77,9 @@ def thinker_streams(
         cost: Of the planning reward. The original anneals it: `Linear(1.0, 0.0, updates of the run)`.
         entropy: Weight of the entropy of primary action and reset in imagined steps.
         curiosity: Cost of that reward (`curiosity_reward`), discounted and ended as the real one; None: there is none.
+
+    Raises:
+        ValueError: stage is below 1.
     """
     if stage < 1:
         raise ValueError(f"thinker_streams: stage is {stage}; expected at least 1 step")
@@ -117,6 +120,10 @@ class IMPALA(ActorCritic):
             2, −1.)
         faithful: A time limit ends the episode, as in the original.
         lr, adam_eps: Of Adam (the original's ε is 1e-8).
+
+    Raises:
+        ValueError: c_bar is below 0 or above rho_bar; reduction or return_norm is none of those above; or there is no stream,
+            or two have one name.
     """
 
     def __init__(
@@ -167,7 +174,11 @@ class IMPALA(ActorCritic):
 
     def unroll(self, batch: Batch) -> tuple[Mapping[str, Tensor], Tensor, Tensor]:
         """Return what the head reads of every row, the baselines [N, S], and those after each `last` row [cuts, S], in one
-        pass."""
+        pass.
+
+        Raises:
+            ValueError: the model has not one baseline for each stream.
+        """
         rows: Any
         cuts: Any
         n = len(batch.last)

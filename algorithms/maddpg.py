@@ -77,7 +77,11 @@ class MADDPG(Algorithm):
         return {"mean": self.model.act(inputs.obs)}
 
     def process(self, batch: Batch) -> Batch:
-        """Adds the targets y [players, N]."""
+        """Adds the targets y [players, N].
+
+        Raises:
+            ValueError: a reward is neither one number nor one for each player.
+        """
         rew, discount = rewards_and_discount(batch, (1.0, self.gamma))
         then = self.target.q(batch.obs_next, self.target.act(batch.obs_next))
         if "info" in batch and "ended" in batch.info:

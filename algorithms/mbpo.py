@@ -85,6 +85,9 @@ class MBPO(SAC):
         horizon: Steps of an imagined path.
         real: Share of real rows, 0.05 as published; 1: nothing is imagined, as for SAC.
         The others: see `SAC`. How many updates there are for each step of the environment is the helper's `updates`.
+
+    Raises:
+        ValueError: horizon, imagine_every or imagined_size is below 1, or real is not in [0, 1].
     """
 
     takes = None  # it needs a second task
@@ -112,7 +115,11 @@ class MBPO(SAC):
         return {**super().fixed_settings(), **fixed, "model_task": "the tasks were connected by that name (asks=…)"}
 
     def process(self, batch: Batch) -> Batch:
-        """The update's rows, all but a few replaced by imagined ones, with their targets."""
+        """The update's rows, all but a few replaced by imagined ones, with their targets.
+
+        Raises:
+            ValueError: the rows have durations.
+        """
         if self.real == 1.0:
             return super().process(batch)
         if "duration" in batch:

@@ -73,7 +73,11 @@ def kl_penalty(head: Any, old: Out, new: Out, log_alpha: Tensor, epsilons: Seque
 
 
 def multipliers(eta: float, alpha: float, *epsilons: float) -> tuple[torch.nn.Parameter, torch.nn.Parameter]:
-    """log η and two log α, which begin there; logarithms, so that they stay above 0. Their bounds are checked, too."""
+    """log η and two log α, which begin there; logarithms, so that they stay above 0. Their bounds are checked, too.
+
+    Raises:
+        ValueError: a number is not above 0.
+    """
     if min(eta, alpha, *epsilons) <= 0.0:
         raise ValueError(f"temperature and multipliers begin at {eta} and {alpha}, and the bounds of divergences are {epsilons}; "
                          "expected numbers above 0")
@@ -109,6 +113,9 @@ class MPO(Algorithm):
         epsilon_eta: ε_η, in nats. epsilon_alpha, epsilon_std: ε_1 and ε_2.
         eta, alpha: Where η and all α begin.
         lr, actor_lr, dual_lr: Adam's, of the critics, of the actor (None: the same), and of log η and log α.
+
+    Raises:
+        ValueError: samples or target_period is below 1, or a bound, η or an α is not above 0.
     """
 
     one_reward = True

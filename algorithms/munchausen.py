@@ -24,6 +24,9 @@ class MDQN(DQN):
         alpha: α in [0, 1].
         floor: l₀ ≤ 0, which the added term, before α, never falls below.
         The others: As for `DQN`.
+
+    Raises:
+        ValueError: temperature, alpha or floor is outside of its range.
     """
 
     def __init__(

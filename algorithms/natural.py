@@ -36,6 +36,11 @@ class NPG(ActorCritic):
         cg_steps: Of the conjugate gradients. damping: Times the identity, added to F.
         lr, max_grad_norm, value_epochs, value_minibatches: Of the values; a schedule counts updates.
         The rest: see `ActorCritic`.
+
+    Raises:
+        TypeError: the model has a memory.
+        ValueError: delta is not above 0, damping is negative, or a count is below 1; or the values have no parameters of their
+            own.
     """
 
     compares = True
@@ -132,6 +137,9 @@ class TRPO(NPG):
         backtracks: Times that it is shortened; None: the whole step is taken, as by NPG.
         shrink: Factor of each time.
         The rest: see `NPG`.
+
+    Raises:
+        ValueError: shrink is not between 0 and 1, or backtracks is negative.
     """
 
     def __init__(

@@ -30,6 +30,9 @@ class OAC(SAC):
         beta_ub: β_UB; 4.66 as published.
         shift: How far the mean is moved, in standard deviations; 6.86 as published.
         The others: As for `SAC`.
+
+    Raises:
+        ValueError: shift is negative.
     """
 
     takes: Takes | None = Takes(("Box",), images=False, masks=False)

@@ -34,6 +34,10 @@ class PPG(PPO):
         aux_minibatches: Optimiser steps per pass.
         epochs: Of PPO, 1 as published.
         The rest: see `PPO`.
+
+    Raises:
+        TypeError: the model has a memory.
+        ValueError: a count is below 1, or clone is negative.
     """
 
     calls = {**PPO.calls, "auxiliary": "auxiliary(obs) -> (out, value, second): as evaluate, and one more value [N],"}

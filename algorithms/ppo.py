@@ -33,6 +33,9 @@ class PPO(ActorCritic):
         adaptive_kl: β is doubled after an update that has moved the policy by a KL divergence above 1.5 times this, and halved
             where it is below this / 1.5; None: β stays.
         The rest: see `ActorCritic`.
+
+    Raises:
+        ValueError: kl_weight is negative, adaptive_kl is not above 0, or kl_weight is 0 although it is to adapt.
     """
 
     normalizes_minibatches = True

@@ -30,6 +30,9 @@ class QRDQN(DQN):
         model: Offers `q(obs) -> [N, A]`, the means, and `values(obs) -> [N, A, K]`, the quantiles.
         kappa: κ ≥ 0, in the units of the values.
         The others: As for `DQN`.
+
+    Raises:
+        ValueError: kappa is negative.
     """
 
     calls = {"q": "q(obs) -> [N, A], the mean return of every action,", "values": "values(obs) -> [N, A, K], its quantiles,"}
@@ -71,6 +74,9 @@ class IQN(QRDQN):
         model: Offers `q(obs) -> [N, A]` and `quantiles(obs, fractions [N, K]) -> [N, A, K]`.
         n, n_target: N and N' of the paper.
         The others: As for `QRDQN`.
+
+    Raises:
+        ValueError: n or n_target is below 1.
     """
 
     calls = {"q": QRDQN.calls["q"], "quantiles": "quantiles(obs, fractions [N, K]) -> [N, A, K], its quantiles,"}

@@ -38,6 +38,9 @@ class R2D2(DQN):
         eps: ε; None: without h.
         eta: η in [0, 1].
         The others: As for `DQN`.
+
+    Raises:
+        ValueError: sequence is below 2, eps is negative, or eta is not in [0, 1].
     """
 
     calls = {"q": "q(obs, state) -> (q [N, A], state), the value of every action and the memory after it,"}

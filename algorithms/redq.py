@@ -32,6 +32,9 @@ class REDQ(SAC):
         delay: As for `SAC`; as many as there are updates a step, so that the actor learns once a step.
         actor_min: The actor goes by the least of the values, as in `SAC`, and not by their mean.
         The others: As for `SAC`.
+
+    Raises:
+        ValueError: subset is below 1.
     """
 
     def __init__(

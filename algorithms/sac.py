@@ -37,6 +37,9 @@ class SAC(Algorithm):
             legal actions of each row.
         delay: Actor and temperature learn in every so many updates.
         lr: Adam's learning rate, of the critics and, where they are None, of the actor and of log α.
+
+    Raises:
+        ValueError: alpha is not above 0.
     """
 
     one_reward = True

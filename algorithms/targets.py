@@ -17,7 +17,11 @@ MAX_N_STEP = 10_000  # rewards in each row of an update
 
 
 def powers(gamma: float, n_step: int) -> list[float]:
-    """γ⁰ … γⁿ."""
+    """γ⁰ … γⁿ.
+
+    Raises:
+        ValueError: gamma is not in [0, 1], or n_step is not in 1 … MAX_N_STEP.
+    """
     if not 0.0 <= gamma <= 1.0 or not 1 <= n_step <= MAX_N_STEP:
         raise ValueError(f"gamma is {gamma} and n_step {n_step}; expected gamma in [0, 1] and n_step 1 to {MAX_N_STEP}")
     return [gamma**k for k in range(n_step + 1)]

@@ -35,6 +35,9 @@ class TQC(SAC):
         drop: Quantiles left out per critic, below K; the more, the lower are the values.
         kappa: κ ≥ 0, in the units of the values.
         The others: As for `SAC`.
+
+    Raises:
+        ValueError: drop or kappa is negative, or drop leaves no quantile.
     """
 
     calls = {**SAC.calls, "q": "q(obs, act) -> [critics, N], the means,",

@@ -147,6 +147,10 @@ class WorldModel(Algorithm):
     Attributes:
         acting: The copy that plans, always in eval mode there.
         table: State name → [nodes, ...] float32.
+
+    Raises:
+        ValueError: a count is below 1, a weight is negative, or gamma is not in [0, 1]; generation 1 comes with return_n other
+            than unroll; or a loss, or what predictions return, needs what the model lacks.
     """
 
     calls = {"initial": "initial(obs, act) -> (value, logits, state)",
@@ -308,7 +312,11 @@ class WorldModel(Algorithm):
     # ---------------------------------------------------------------------------------------------------------------- learning
 
     def process(self, batch: Batch) -> Batch:
-        """Rows [N, 1 + k + 1 + n, ...] → observations and actions of the sequences, and their targets."""
+        """Rows [N, 1 + k + 1 + n, ...] → observations and actions of the sequences, and their targets.
+
+        Raises:
+            ValueError: a row lacks one of `extras`.
+        """
         missing = [spec.name for spec in self.extras() if spec.name not in batch]
         if missing:
             raise ValueError(f"WorldModel: learning rows have no {missing}; give the helper extras=algorithm.extras(), and "

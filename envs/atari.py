@@ -266,6 +266,12 @@ class Atari(gym.Env[Any, Any]):
         return np.concatenate(self._stack), info | {"lives": game.lives, "frames": game.frames}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Holds an action for `frame_skip` raw frames.
+
+        Raises:
+            ResetNeeded: no episode is open.
+            ValueError: the action is none of the game's.
+        """
         game = self._game
         if not game.open:
             raise gym.error.ResetNeeded("Atari: reset before the first step, and after an episode's end")

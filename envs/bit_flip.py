@@ -54,6 +54,12 @@ class BitFlip(gym.Env[Any, Any]):
         return np.where((achieved_goal == desired_goal).all(-1), 0.0, -1.0)
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Flips a bit.
+
+        Raises:
+            ResetNeeded: no episode is open.
+            ValueError: action is no number of a bit.
+        """
         if self.t == self.n:
             raise gym.error.ResetNeeded("BitFlip: reset before the first step, and after the last")
         action = operator.index(action)

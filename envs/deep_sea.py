@@ -50,6 +50,12 @@ class DeepSea(gym.Env[Any, Any]):
         return out.ravel()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Goes one row down, to the left or to the right.
+
+        Raises:
+            ResetNeeded: no episode is open.
+            ValueError: action is neither 0 nor 1.
+        """
         if self.row == self.size:
             raise gym.error.ResetNeeded("DeepSea: reset before the first step, and after the last")
         action = operator.index(action)

@@ -56,6 +56,12 @@ class DoorKey(gym.Env[Any, Any]):
         return self.observe(), info
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Takes an action, see the class.
+
+        Raises:
+            ResetNeeded: there was no reset.
+            ValueError: action is none of `ACTIONS`.
+        """
         if self.places is None:
             raise gym.error.ResetNeeded("DoorKey: reset before the first step")
         action = operator.index(action)

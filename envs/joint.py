@@ -109,6 +109,11 @@ class Joint(gym.Env[Any, Any]):
         return self._joint(obs, infos), self._info({}, self._alive(), infos)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Takes one action for each player.
+
+        Raises:
+            ResetNeeded: no episode is open.
+        """
         acting = list(self.env.agents)
         if not acting:
             raise gym.error.ResetNeeded("Joint: step() without an open episode; call reset() first")

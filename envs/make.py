@@ -31,6 +31,9 @@ class TimeLimit(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs
     Args:
         env: Environment.
         max_steps: At least 1.
+
+    Raises:
+        ValueError: max_steps is no whole number of at least 1.
     """
 
     def __init__(self, env: gym.Env[Any, Any], max_steps: int) -> None:
@@ -46,6 +49,11 @@ class TimeLimit(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorArgs
         return self.env.reset(seed=seed, options=options)
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        """Steps the environment below, and truncates at the limit.
+
+        Raises:
+            ResetNeeded: there was no reset.
+        """
         if self.elapsed is None:
             raise gym.error.ResetNeeded("TimeLimit: step() before reset()")
         obs, reward, terminated, truncated, info = self.env.step(action)
@@ -137,6 +145,9 @@ class OldStyle(gym.Env[Any, Any]):
 
     Args:
         env: Anything with `reset`, `step`, `observation_space` and `action_space`.
+
+    Raises:
+        TypeError: `env` lacks one of these.
     """
 
     def __init__(self, env: Any) -> None:
@@ -280,6 +291,11 @@ class DmEnv(gym.Env[Any, Any]):
         return _arrays(self.observation_space, self.dm.reset().observation), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Takes an action.
+
+        Raises:
+            ResetNeeded: no episode is open.
+        """
         if self._over:  # it would begin an episode, and the action be lost
             raise gym.error.ResetNeeded("DmEnv: step() without an open episode; call reset() first")
         now = self.dm.step(action)

@@ -56,6 +56,12 @@ class MinAtar(gym.Env[Any, Any]):
         return self.game.state().astype(np.uint8), {}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Plays an action for one frame.
+
+        Raises:
+            ResetNeeded: no episode is open.
+            ValueError: action is none of the game's.
+        """
         if self.over:
             raise gym.error.ResetNeeded("MinAtar: reset before the first step, and after the last")
         action = operator.index(action)

@@ -87,6 +87,11 @@ class AECPlayer(gym.Env[Any, Any]):
         raise RuntimeError(f"AECPlayer: {self.player} had no turn in {FRUITLESS} games")
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Takes an action of the agent's player, and those of the others up to its next turn.
+
+        Raises:
+            ResetNeeded: no game is open.
+        """
         if self._over:
             raise gym.error.ResetNeeded("AECPlayer: step() without an open game; call reset() first")
         self.env.step(action)

@@ -49,6 +49,12 @@ class Recall(gym.Env[Any, Any]):
         return out
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Takes an action.
+
+        Raises:
+            ResetNeeded: no episode is open.
+            ValueError: action is no number of a cue.
+        """
         if self.t < 0 or self.t > self.length + 1:
             raise gym.error.ResetNeeded("Recall: reset before the first step, and after the last")
         action = operator.index(action)

@@ -145,7 +145,11 @@ class TableEnv(gym.Env[Any, Any]):
     # ----------------------------------------------------------------------------------------------------------- acting
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
-        """Begins an episode; the option `state` says where, instead of `start`."""
+        """Begins an episode; the option `state` says where, instead of `start`.
+
+        Raises:
+            ValueError: there is another option.
+        """
         super().reset(seed=seed)
         if unknown := set(options or {}) - {"state"}:
             raise ValueError(f"{type(self).__name__}: reset has no option {', '.join(map(repr, sorted(unknown)))}; there is "
@@ -167,6 +171,12 @@ class TableEnv(gym.Env[Any, Any]):
         return bisect_right(bounds, self.np_random.random()) if bounds else 0
 
     def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        """Takes an action: the next state is drawn from the table.
+
+        Raises:
+            ResetNeeded: no episode is open.
+            ValueError: action is not in 0 … A − 1.
+        """
         if self._over:
             raise gym.error.ResetNeeded(f"{type(self).__name__}: step() without an open episode; call reset() first")
         a = operator.index(action)
@@ -290,6 +300,9 @@ class RandomWalk(TableEnv):
         n: States, both ends included; 3 to 2,048. Of an even number the left one of the two in the middle is the start.
         rewards: At the left and the right end.
         render_mode: "ansi": the row with the walker as text.
+
+    Raises:
+        ValueError: n is below 3.
     """
 
     def __init__(self, n: int = 7, rewards: tuple[float, float] = (-1.0, 1.0), *, render_mode: str | None = None) -> None:

@@ -34,6 +34,9 @@ class Maze(TableEnv):
     Args:
         text: Rows of cells: `.` free, `#` wall, one `S` and one `G`.
         render_mode: "ansi".
+
+    Raises:
+        ValueError: rows differ in length, a cell is none of these, or there is not one S and one G.
     """
 
     def __init__(self, text: str = MAZE, *, render_mode: str | None = None) -> None:
@@ -62,6 +65,9 @@ class NChain(TableEnv):
         n: States, at least 2.
         slip: Probability of the other action.
         small, large: The rewards.
+
+    Raises:
+        ValueError: n is below 2, or slip is no probability.
     """
 
     def __init__(self, n: int = 5, slip: float = 0.2, small: float = 2.0, large: float = 10.0, *,
@@ -84,6 +90,9 @@ class RiverSwim(TableEnv):
 
     Args:
         n: States, at least 2.
+
+    Raises:
+        ValueError: n is below 2.
     """
 
     def __init__(self, n: int = 6, *, render_mode: str | None = None) -> None:
@@ -182,6 +191,9 @@ class Testbed(gym.Env[Any, Any]):
 
     Attributes:
         means: [problems, arms] float64. best: [problems], the best arm.
+
+    Raises:
+        ValueError: problems is below 1, or arms below 2.
     """
 
     metadata = {"render_modes": []}
@@ -204,6 +216,12 @@ class Testbed(gym.Env[Any, Any]):
         return self.problem, {}
 
     def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        """Pulls an arm, which ends the episode.
+
+        Raises:
+            ResetNeeded: no episode is open.
+            ValueError: action is no number of an arm.
+        """
         arm, arms = operator.index(action), self.means.shape[1]
         if not self._open:
             raise gym.error.ResetNeeded("Testbed: step() without an open episode; call reset() first")
@@ -218,7 +236,11 @@ class Testbed(gym.Env[Any, Any]):
         return {"problem": self.problem, "open": self._open, "rng": rng_state(self.np_random)}
 
     def restore_state(self, state: dict[str, Any]) -> None:
-        """Goes back to a cloned state."""
+        """Goes back to a cloned state.
+
+        Raises:
+            ValueError: there is no problem of this number.
+        """
         if not -1 <= state["problem"] < len(self.means):
             raise ValueError(f"Testbed: cloned problem {state['problem']} does not exist here; there are {len(self.means)}")
         self.problem, self._open = state["problem"], state["open"]

@@ -199,7 +199,11 @@ class Discretize(gym.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
         self.action_space = gym.spaces.Discrete(math.prod(counts)) if joint else gym.spaces.MultiDiscrete(counts)
 
     def action(self, action: Any) -> Array:
-        """The environment's own action of a choice."""
+        """The environment's own action of a choice.
+
+        Raises:
+            ValueError: action is none of the choices.
+        """
         if not self.action_space.contains(action):
             raise ValueError(f"Discretize: action is {action!r}; expected one of {self.action_space}")
         choices = np.unravel_index(int(action), self._counts) if self._joint else action
@@ -249,7 +253,11 @@ class MultiDiscreteToDiscrete(gym.Wrapper[Any, Any, Any, Any], RecordConstructor
         return self._seen(obs), *rest
 
     def action(self, action: Any) -> Array:
-        """The environment's own action of a choice."""
+        """The environment's own action of a choice.
+
+        Raises:
+            ValueError: action is none of the choices.
+        """
         if not self.action_space.contains(action):
             raise ValueError(f"MultiDiscreteToDiscrete: action is {action!r}; expected one of {self.action_space}")
         space = self._inner
@@ -288,6 +296,9 @@ class NoisyObservation(gym.ObservationWrapper[Any, Any, Any], RecordConstructorA
 
     Args:
         mixed: Turn the whole vector by one fixed random rotation, so that no number of it is one of the environment's.
+
+    Raises:
+        ValueError: n is negative, or observations are no vectors.
     """
 
     def __init__(self, env: gym.Env[Any, Any], n: int, mixed: bool = False) -> None:

@@ -34,6 +34,10 @@ class MLPActorQ(Model):
     Attributes:
         actor: The policy's own layers.
         head: Draws actions, and knows their log-probabilities.
+
+    Raises:
+        TypeError: `act` is neither Discrete nor a Box with finite bounds, or a deterministic policy is asked for Discrete.
+        ValueError: policy is none of these, or heads is below 1.
     """
 
     def __init__(
@@ -72,7 +76,11 @@ class MLPActorQ(Model):
         return self.head(features, None if self.mask is None else obs[self.mask])  # type: ignore[no-any-return]
 
     def act(self, obs: Any) -> Tensor:
-        """The deterministic policy's actions in [−1, 1], [N, *shape]."""
+        """The deterministic policy's actions in [−1, 1], [N, *shape].
+
+        Raises:
+            TypeError: the policy is a distribution.
+        """
         if not isinstance(self.head, OrthogonalLinear):
             raise TypeError("the policy is a distribution, which draws actions; build the model with policy='deterministic'")
         flat = torch.tanh(self.head(self.body(self.perception(obs))))

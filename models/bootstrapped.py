@@ -28,6 +28,10 @@ class MLPBootstrappedQ(Model):
         prior: The weight of the priors, ≥ 0.
         trunk: A perception with `out_size`, perhaps shared with another task's model, before all f_k; the priors keep a copy of
             what it is when they are made. None: the flat observation.
+
+    Raises:
+        TypeError: `act` is not Discrete.
+        ValueError: heads is below 1, or prior is negative.
     """
 
     def __init__(

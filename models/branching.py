@@ -24,6 +24,9 @@ class MLPBranchingQ(Model):
         obs, act: Spaces; `act` is MultiDiscrete. A Dict observation may hold `mask` [Σ nvec]: 1 for legal.
         hidden: Sizes of the hidden layers; the last is that of each stream.
         trunk: A perception with `out_size`, perhaps shared with another task's model; None: the flat observation.
+
+    Raises:
+        TypeError: `act` is not MultiDiscrete.
     """
 
     real: Tensor

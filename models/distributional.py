@@ -29,6 +29,9 @@ class MLPCategoricalQ(MLPQ):
         v_min, v_max: The first and the last of them. Returns beyond count as these, so give what the task's rewards allow.
             Values begin at their middle. Keep it near what an untrained policy earns: too high values come down slowly.
         The others: As for `MLPQ`.
+
+    Raises:
+        ValueError: atoms is below 2, or v_min is not below v_max.
     """
 
     support: Tensor
@@ -61,6 +64,9 @@ class MLPImplicitQ(MLPQ):
         cosines: Numbers that say what τ is.
         points: Quantiles that q is the mean of: K of the paper.
         The others: As for `MLPQ`.
+
+    Raises:
+        ValueError: cosines or points is below 1.
     """
 
     fractions: Tensor

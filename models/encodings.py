@@ -71,6 +71,9 @@ class TwoHot(nn.Module):
     Attributes:
         size: Number of atoms.
         atoms: [size] float32, in units of x (`biased=False`) or of f(x).
+
+    Raises:
+        ValueError: there is no such f.
     """
 
     atoms: Tensor

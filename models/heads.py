@@ -45,7 +45,11 @@ def mask_key(obs: gym.Space[Any], act: gym.Space[Any]) -> str | None:
 
 
 def mask_names(obs: gym.Space[Any], act: gym.Space[Any]) -> tuple[str, ...]:
-    """Flat names of the legal masks, if there are any: they are no features."""
+    """Flat names of the legal masks, if there are any: they are no features.
+
+    Raises:
+        ValueError: a mask is not named like a choice of `act`, or has not one number for each action.
+    """
     numbers = {name.replace("act", "mask", 1): n for name, part in leaf_spaces(act, "act") if (n := n_logits(part))}
     if not isinstance(obs, gym.spaces.Dict) or "mask" not in obs.spaces or not numbers:
         return ()

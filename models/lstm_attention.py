@@ -85,6 +85,11 @@ class LSTMAttention(nn.Module, metaclass=Brief):
                 "filled": Spec("filled", (), np.dtype(np.int64))}
 
     def forward(self, x: Tensor, state: Mapping[str, Tensor] | None = None, first: Tensor | None = None) -> tuple[Tensor, State]:
+        """Return the outputs [N, size], of T steps [T, N, size], and the states after them.
+
+        Raises:
+            ValueError: `x` has another shape.
+        """
         if x.ndim not in (2, 3) or x.shape[-1] != self.size:
             raise ValueError(f"LSTMAttention: input has shape {tuple(x.shape)}; expected [N, {self.size}], or [T, N, "
                              f"{self.size}] for T steps")

@@ -155,6 +155,9 @@ class DropoutEnsembleMLP(EnsembleMLP):
     Args:
         dropout: Share of the numbers that are 0 while it learns, in [0, 1).
         layer_norm: h ← (h − mean) / √(var + 10⁻⁵) · scale + shift over each row of each network; else h stays.
+
+    Raises:
+        ValueError: dropout is not in [0, 1).
     """
 
     def __init__(self, n: int, sizes: Sequence[int], activation: str = "relu", dropout: float = 0.0,
@@ -202,6 +205,9 @@ class FlatObs(nn.Module, metaclass=Brief):
     Args:
         obs: The observation space.
         skip: Flat names of leaves that are no features (`obs.mask`).
+
+    Raises:
+        ValueError: nothing is left of the observation.
     """
 
     def __init__(self, obs: gym.Space[Any], skip: Sequence[str] = ()) -> None:
@@ -290,6 +296,9 @@ class MLPQ(Model):
         noisy: Above 0, there is noise in the weights of all these layers, with this σ₀ (0.5 as published; see `NoisyLinear`).
         heads: Numbers for each action, such as quantiles of its return.
         trunk: A perception with `out_size`, perhaps shared with another task's model; None: the flat observation.
+
+    Raises:
+        TypeError: `act` is not Discrete.
     """
 
     def __init__(
@@ -402,7 +411,11 @@ class MLPActorCritic(Model):
         return self._out(obs, actor), self.value_head.forward(critic).squeeze(-1)
 
     def auxiliary(self, obs: Any) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """As `evaluate`, and the value [N] that reads the policy's features."""
+        """As `evaluate`, and the value [N] that reads the policy's features.
+
+        Raises:
+            TypeError: the model was built without `auxiliary=True`.
+        """
         if self.second_value is None:
             raise TypeError(f"{type(self).__name__} has no second value; build it with auxiliary=True")
         actor, critic = self.own(self._features(obs)).unbind()

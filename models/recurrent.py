@@ -31,6 +31,9 @@ class Recurrent(Model):
         size: Numbers in each state. keep: How strongly a GRU or LSTM begins as one that keeps, see `lstm`; 3 for delays of 20
             steps.
         trunk: A perception with `out_size`; None: the flat observation.
+
+    Raises:
+        ValueError: memory is none of these.
     """
 
     def __init__(
@@ -71,6 +74,9 @@ class RecurrentQ(Recurrent):
         obs, act: Spaces, as for `MLPQ`.
         hidden, memory, size, keep, trunk: See `Recurrent`.
         dueling: q = v + a − mean(a) (Wang et al. 2016), each linear in the memory.
+
+    Raises:
+        TypeError: `act` is not Discrete.
     """
 
     def __init__(

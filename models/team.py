@@ -51,6 +51,9 @@ class MLPTeamQ(Model):
         act: MultiDiscrete, one number for each player.
         hidden: Sizes of the hidden layers.
         shared: One network for all players, which also sees whose turn it is as a one-hot vector; else one for each of them.
+
+    Raises:
+        TypeError: `act` is not MultiDiscrete.
     """
 
     real: Tensor
@@ -91,6 +94,9 @@ class MLPTeamMix(MLPTeamQ):
     Args:
         mixing: Size of the hidden layer.
         The others: As for `MLPTeamQ`.
+
+    Raises:
+        ValueError: mixing is below 1.
     """
 
     def __init__(self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), *, activation: str = "relu",
@@ -123,6 +129,9 @@ class MLPTeamActorQ(Model):
 
     Attributes:
         actor: The policies' layers.
+
+    Raises:
+        TypeError: `act` is no such Box.
     """
 
     def __init__(self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), *, activation: str = "relu",
@@ -171,6 +180,9 @@ class MLPCentralActorCritic(Model):
 
     Attributes:
         head: Its `log_prob` and `entropy` read what `policy` and `evaluate` give out.
+
+    Raises:
+        TypeError: `obs` is no Dict with `state`.
     """
 
     def __init__(

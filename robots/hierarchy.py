@@ -78,6 +78,11 @@ class KeyAgent(GoalAgent):
 
 
 def build(config: Config) -> Robot:
+    """Return the robot of a configuration.
+
+    Raises:
+        ConfigError: MiniGrid is not installed.
+    """
     parts = Parts(config.parts, DEFAULTS, config.__struct_fields__, Span(config.total_steps))
 
     def learner(name: str, obs: int, act: gym.Space[Any], rows_per_step: float, extras: Any = (), **defaults: Any) -> Any:

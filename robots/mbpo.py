@@ -44,6 +44,11 @@ UPDATES = {"tasks.RL.OffPolicyHelper.updates": 10}
 
 
 def build(config: Config) -> Robot:
+    """Return the robot of a configuration.
+
+    Raises:
+        ConfigError: transforms of the two tasks differ.
+    """
     parts = Parts(config.parts, DEFAULTS | (UPDATES if config.model else {}), config.__struct_fields__, Span(config.total_steps))
     source = env_of(config.env, parts)
     spaces, agent = probed(source)

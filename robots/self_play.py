@@ -87,6 +87,9 @@ class VersionPool(Hook):
     Args:
         old: Names of the `OldSelf` tasks. task: of the one that learns.
         every: Episodes between two versions.
+
+    Raises:
+        ValueError: every is below 1, or old names no task.
     """
 
     def __init__(self, old: Sequence[str] = ("old0", "old1", "old2", "old3"), task: str = "RL", every: int = 200) -> None:
@@ -149,6 +152,9 @@ class SelfPlayAgent(TurnAgent):
 
     Attributes:
         seat: The player that the learning task surely is, in this episode. opponent: The task of the others.
+
+    Raises:
+        ValueError: latest is no probability.
     """
 
     def __init__(self, old: Sequence[str] = ("old0", "old1", "old2", "old3"), task: str = "RL", latest: float = 0.5) -> None:

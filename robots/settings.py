@@ -73,7 +73,11 @@ class ScheduleSetting(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     decay: float = 0.0
 
     def schedule(self, span: Span, count: Callable[[], float | None], name: str) -> Linear | Exponential:
-        """`count`: what the whole run counts, by the steps of `span` as they are then. `name`: what is set, for messages."""
+        """`count`: what the whole run counts, by the steps of `span` as they are then. `name`: what is set, for messages.
+
+        Raises:
+            ConfigError: decay is negative, or comes with steps.
+        """
         if self.decay < 0 or self.decay and self.steps:
             raise ConfigError(f"Config: {name} has decay {self.decay:g} and steps {self.steps}; expected {{start, end, decay}} "
                               "with a decay above 0, or {start, end, steps}")

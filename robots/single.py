@@ -225,7 +225,11 @@ def _class(key: str, kind: str, value: Any) -> type:
 
 
 def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Robot:
-    """See `Robot.of`."""
+    """See `Robot.of`.
+
+    Raises:
+        ValueError: there is no environment, no such algorithm, or an option is none of a robot or does not fit.
+    """
     way = "build its tasks: Robot(env, tasks={...})"
     if isinstance(algorithm, str):
         nearest = {one.lower(): one for one in DEFAULTS}.get(algorithm.lower(), "")

@@ -53,7 +53,11 @@ def spaces_of(env: EnvSource) -> dict[str, Any]:
 
 def probed(source: EnvSource, key: str = "env") -> tuple[dict[str, Any], type[Agent]]:
     """Spaces as `spaces_of`, and the kind of agent: one that drives a vector environment whole, one that lets several players act
-    by turns or at once, or a plain one."""
+    by turns or at once, or a plain one.
+
+    Raises:
+        ConfigError: the environment cannot be made, or has no spaces.
+    """
     try:
         env = make_one(source)
     except (gym.error.Error, ImportError) as error:

@@ -1,5 +1,5 @@
 """A public function that raises says so: its docstring names each class that a `raise` in it names, or says what is refused. In
-the folders of data one that takes or returns arrays says their shapes."""
+the folders of data one that takes or returns arrays says their shapes. One that takes a time says that it is in seconds."""
 
 import ast
 import builtins
@@ -10,6 +10,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = sorted(path for path in (ROOT / "parl_like").rglob("*.py"))  # rglob does not walk through links: the core alone
+ABOVE = sorted(path for folder in ("algorithms", "envs", "models", "robots") for path in (ROOT / folder).rglob("*.py"))
 
 UNSAID = {"NotImplementedError", "StopIteration"}
 """Errors that need no word: of a method that subclasses write, and of an iterator."""
@@ -96,7 +97,7 @@ def silent(tree, inherited):
 
 
 def test_public_functions_say_what_they_raise():
-    trees = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
+    trees = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in (*FILES, *ABOVE)}
     inherited = all_words(trees.values())
     found = {path: lines for path, tree in trees.items() if (lines := list(silent(tree, inherited)))}
     assert not found, f"add a section Raises to their docstrings: {found}"
@@ -160,3 +161,37 @@ def test_functions_of_arrays_say_their_shapes():
 def test_functions_without_a_shape_are_found(source, found):
     tree = ast.parse(source)
     assert [name for _, name in shapeless(tree, all_words([tree]))] == found
+
+
+TIMES = re.compile(r"(^|_)(seconds|patience|timeout|deadline|grace|s)$")
+"""Names of parameters that are times where they are no whole numbers."""
+
+
+def unitless(tree, inherited):
+    """Line, name and parameter of each public function that takes a time and does not say that it is in seconds."""
+    for function, inside in public_functions(tree):
+        for arg in (*function.args.posonlyargs, *function.args.args, *function.args.kwonlyargs):
+            is_time = TIMES.search(arg.arg) and arg.annotation is not None and "float" in ast.unparse(arg.annotation)
+            if is_time and not re.search(r"\b[Ss]econds?\b|\bSee `", words_of(function, inside, inherited)):
+                yield function.lineno, function.name, arg.arg
+
+
+def test_times_are_in_seconds():
+    trees = {name_of(path): ast.parse(path.read_text(encoding="utf-8")) for path in (*FILES, *ABOVE)}
+    inherited = all_words(trees.values())
+    found = {path: lines for path, tree in trees.items() if (lines := list(unitless(tree, inherited)))}
+    assert not found, f"say that it is in seconds: {found}"
+
+
+@pytest.mark.parametrize("source, found", [
+    ("def f(patience: float): ...", ["patience"]),
+    ("def f(*, timeout: float | None = None):\n    'Wait for so many seconds.'", []),
+    ("def pause(patience: float):\n    'See `Driver.pause`.'", []),
+    ("def f(patience: int):\n    'Episodes without gain.'", []),
+    ("def f(log_every_s: float, of_s: str): ...", ["log_every_s"]),
+    ("class A:\n    'Args: grace: Seconds.'\n    def __init__(self, grace: float): ...", []),
+    ("def _f(patience: float): ...", []),
+])
+def test_times_without_a_unit_are_found(source, found):
+    tree = ast.parse(source)
+    assert [name for _, _, name in unitless(tree, all_words([tree]))] == found

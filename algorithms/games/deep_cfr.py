@@ -141,7 +141,11 @@ class DeepCFR:
         return network
 
     def average_policy(self) -> NetworkPolicy:
-        """The average of all iterations, trained now: what acts, and what is evaluated."""
+        """The average of all iterations, trained now: what acts, and what is evaluated.
+
+        Raises:
+            ValueError: there was no iteration yet.
+        """
         if not len(self.strategies):
             raise ValueError("DeepCFR: there is no average policy before the first iteration; call learn() first")
         return NetworkPolicy(self._trained(self.strategies, self.policy_steps, policy=True))

@@ -158,6 +158,9 @@ class OutcomeSampling(MCCFR):
     Args:
         epsilon: ε, how much of what the player tries is even.
         The others: As for `MCCFR`.
+
+    Raises:
+        ValueError: epsilon is not in (0, 1].
     """
 
     def __init__(self, game: Game, *, epsilon: float = 0.6, seed: int = 0) -> None:

@@ -27,6 +27,7 @@ def game_value(game: Game | GameTree) -> float:
     Raises:
         ImportError: SciPy is not installed.
         ValueError: the game lacks a trait, such as two players with a sum of 0.
+        RuntimeError: SciPy finds no solution.
     """
     try:
         from scipy.optimize import linprog

@@ -52,7 +52,11 @@ class Bandit(Algorithm):
         return {"error": abs(error)}
 
     def counted(self) -> Any:
-        """Return how often each arm was pulled, [S, A], of a table that has a prior."""
+        """Return how often each arm was pulled, [S, A], of a table that has a prior.
+
+        Raises:
+            ValueError: the table has no prior.
+        """
         if self.model.prior is None:
             raise ValueError(f"{type(self).__name__}: the table has no prior, so nobody counts pulls; give it one "
                              "(QTable.prior=0)")

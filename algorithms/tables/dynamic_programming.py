@@ -96,6 +96,9 @@ def policy_evaluation(env: Any, policy: Any = None, gamma: float = 1.0) -> Array
 
     Returns:
         [S] float64; with gamma 1 nan where the episode may go on for ever.
+
+    Raises:
+        ValueError: policy has another shape, a negative number, or probabilities whose sum is not 1.
     """
     model = model_of(env)
     n, n_actions = model.rewards.shape
@@ -139,6 +142,9 @@ def policy_iteration(env: Any, gamma: float = 0.99) -> Optimum:
 
     Args:
         gamma: Below 1: without a discount a policy that never ends has no value, and the first one may be such.
+
+    Raises:
+        ValueError: gamma is not in [0, 1).
     """
     model = model_of(env)
     if not 0.0 <= gamma < 1.0:

@@ -89,6 +89,9 @@ class MonteCarloPrediction(ValuePrediction):
         target: π, [S, A] probabilities of the policy that is valued; None: `policy`, which acts, b.
         importance: "weighted" or "ordinary".
         The others: As for `ValuePrediction`.
+
+    Raises:
+        ValueError: importance is none of these, a target comes without a policy, or takes actions that the policy never takes.
     """
 
     window = Window(in_order=True, whole=True)

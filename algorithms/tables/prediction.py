@@ -153,6 +153,9 @@ class TD(ValuePrediction):
         trace: "accumulating", "replacing" or "dutch", which is the online λ-return algorithm.
         offline: Whether the table is moved at the ends of episodes only.
         The others: As for `ValuePrediction`.
+
+    Raises:
+        ValueError: offline goes with the dutch trace.
     """
 
     def __init__(self, model: Model | Callable[[], Model], *, policy: Array | str | None = "uniform",
@@ -231,6 +234,9 @@ class LastSteps:
     Args:
         n: At least 1.
         owner: For the error.
+
+    Raises:
+        ValueError: n is no whole number of at least 1.
     """
 
     def __init__(self, n: int, owner: str) -> None:

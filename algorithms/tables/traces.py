@@ -62,6 +62,9 @@ class QLambda(QLearning):
         δ = r + γ · max_b Q(s', b) − Q(s, a)          z ← 0 before a step whose action is not one of the best
 
     λ = 0 is Q-learning. The arguments are those of `SARSALambda`.
+
+    Raises:
+        ValueError: trace is "dutch".
     """
 
     window = Window(in_order=True, fields=("first", "lane"))
@@ -104,6 +107,9 @@ class NStepQ(QLearning):
         n: Steps.
         target: What the value is. Where "sarsa" knows no next action it takes the mean.
         The others: As for `QLearning`.
+
+    Raises:
+        ValueError: target is none of these.
     """
 
     TARGETS = ("sarsa", "expected", "max")

@@ -23,6 +23,9 @@ class AllSeats(gym.Env[Any, Any]):
 
     Args:
         game: Its players move one after another, and its states have tensors.
+
+    Raises:
+        ValueError: render_mode is neither "ansi" nor None.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 2}
@@ -43,6 +46,11 @@ class AllSeats(gym.Env[Any, Any]):
         return self._observe()
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Makes the move of the player whose turn it is, and those of chance after it.
+
+        Raises:
+            ResetNeeded: no game is open.
+        """
         if self.state.player < 0:  # chance moves first, or nobody any more
             raise gym.error.ResetNeeded("AllSeats: step() without an open game; call reset() first")
         before = self.state.returns()[0]

@@ -88,6 +88,11 @@ class GameEnv(gym.Env[Any, Any]):
         raise RuntimeError(f"GameEnv: player {self.player} of {self.game} had no turn in {FRUITLESS} games")
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Makes a move of the agent, and those of the others up to its next turn.
+
+        Raises:
+            ResetNeeded: no game is open.
+        """
         if self._over:
             raise gym.error.ResetNeeded("GameEnv: step() without an open game; call reset() first")
         action = operator.index(action)

@@ -22,6 +22,9 @@ class LiarsDice(Game):
 
     Args:
         faces: Of each die, 2 to 9.
+
+    Raises:
+        ValueError: faces is not in 2 … 9.
     """
 
     def __init__(self, faces: int = 6) -> None:

@@ -34,6 +34,9 @@ class GameAEC(AECEnv):  # type: ignore[misc]  # PettingZoo may not be there
 
     Attributes:
         traits: Of the game. state_now: Its position.
+
+    Raises:
+        ValueError: render_mode is neither "ansi" nor None.
     """
 
     metadata = {"render_modes": ["ansi"], "is_parallelizable": False, "render_fps": 2}

@@ -25,6 +25,9 @@ class Kuhn(Game):
     cards.
 
     Key: own card and the actions so far, `2pb`. Tensor: player [n], card [n + 1], then [2n − 1, 2] pass or bet at each turn.
+
+    Raises:
+        ValueError: n_players is not in 2 … 9.
     """
 
     def __init__(self, n_players: int = 2) -> None:

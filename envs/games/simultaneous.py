@@ -20,6 +20,9 @@ class MatrixGame(Game):
     Args:
         payoffs: [A_0, …, A_{n-1}, n]: what each of n players gets for their actions; or [A_0, A_1], what the first of two gets,
             and the other loses.
+
+    Raises:
+        ValueError: payoffs have another shape, or hold a number that is not finite.
     """
 
     def __init__(self, payoffs: object) -> None:

@@ -159,6 +159,11 @@ class SokobanEnv(gym.Env[Any, Any]):
         return self.observe(), {"level": self.boards.level_of(0)}
 
     def step(self, action: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
+        """Makes a move, see the class.
+
+        Raises:
+            ResetNeeded: there was no reset.
+        """
         if not self._seeded:
             raise gym.error.ResetNeeded("Sokoban: reset before the first step")
         self._act[0] = operator.index(action)

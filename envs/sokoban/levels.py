@@ -37,6 +37,9 @@ class Levels:
         packed: [n, (size² + 1) // 2] uint8, two tile codes a byte, low half first. Made read-only, not copied.
         size: Cells along a side, 3 to 10.
         source: Where they come from, for messages.
+
+    Raises:
+        ValueError: packed has another shape or dtype, or no level.
     """
 
     def __init__(self, packed: Array, size: int, source: str = "") -> None:

@@ -81,6 +81,9 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
             seed: s: game i gets s + i. A sequence: one each, None leaves a game its generator. None: generators go on; those
                 never seeded are seeded from `np_random`.
             options: `level` and `counter` as for `SokobanEnv`; `reset_mask` [num_envs] bool: only these games, the others stay.
+
+        Raises:
+            ValueError: there is not one seed for each game, or reset_mask is no such array with at least one True.
         """
         if isinstance(seed, np.integer):
             seed = int(seed)
@@ -115,6 +118,11 @@ class SokobanVectorEnv(gym.vector.VectorEnv[Any, Any, Any]):
 
         Args:
             actions: [num_envs] integers, 0 to 4.
+
+        Raises:
+            ResetNeeded: a game was never reset.
+            ValueError: actions have another shape.
+            TypeError: actions are no integers.
         """
         if not self._ready:
             raise gym.error.ResetNeeded("Sokoban: reset every game before the first step")

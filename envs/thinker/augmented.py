@@ -122,7 +122,11 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
         self.answers.ask = ask
 
     def reset(self, *, seed: Any = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Array], dict[str, Any]]:
-        """Begins episodes and trees in all environments; `seed` and `options` are for those."""
+        """Begins episodes and trees in all environments; `seed` and `options` are for those.
+
+        Raises:
+            ValueError: options has `reset_mask`, for all are reset together.
+        """
         if options and "reset_mask" in options:
             raise ValueError("AugmentedEnv: reset_mask is not supported; environments are stepped and reset together")
         obs, info = self.envs.reset(seed=seed, options=options)
@@ -148,6 +152,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
 
         Raises:
             TypeError: the real environments cannot clone their state (`parl_like.environment.state`).
+            ResetNeeded: there was no reset.
         """
         if not self._episodes.begun:
             raise gym.error.ResetNeeded("AugmentedEnv: clone_state() before reset()")
@@ -167,6 +172,7 @@ class AugmentedEnv(VectorEnv[Any, Any, Array]):
 
         Raises:
             ValueError: an action is out of its range, or the array has another shape; nothing has happened then.
+            ResetNeeded: there was no reset.
         """
         if not self._episodes.begun:
             raise gym.error.ResetNeeded("AugmentedEnv: step() before reset()")

@@ -309,7 +309,12 @@ class Group:
             self._reply.infos[self.lo + k] = copied(info), final or {}
 
     def step(self) -> Reply | None:
-        """One step of every environment, with the actions in the columns."""
+        """One step of every environment, with the actions in the columns.
+
+        Raises:
+            Abandoned: the group is to end.
+            BadOutput: an environment gave NaN.
+        """
         columns, options, progress, infos = self.columns, self.options, self.progress, self._reply.infos
         rew, terminated, truncated, act = columns.rew, columns.terminated, columns.truncated, columns.act
         single, clock, limit, number = self._one, time.monotonic, options.step_timeout, options.number

@@ -22,6 +22,9 @@ from parl_like.values.spec import Array
 class GroupVectorEnv(VectorEnv[Any, Any, Array]):
     """n environments in one or more hosts; see `make_vector_env`. Layer 6 of six.
 
+    Args:
+        step_timeout, start_timeout: Seconds, see `make_vector_env`.
+
     Attributes:
         autoreset_mode: When finished episodes are reset; also in `metadata`.
         copy: Whether observations are copies; else views that the next call overwrites.
@@ -83,6 +86,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
         Raises:
             EnvFailed: An environment failed; everything is closed then.
+            ValueError: reset_mask is no array [n] of bool with at least one True.
         """
         self._check_open()
         n = self.num_envs
@@ -178,6 +182,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
         Raises:
             EnvFailed: An environment failed; everything is closed then.
+            ResetNeeded: an environment was never reset; or, with autoreset disabled, its episode has ended.
         """
         self._check_open()
         if not self._begun.all():

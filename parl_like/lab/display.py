@@ -31,7 +31,8 @@ class Display:
         self._warned = set(silent)
 
     def begin(self, title: str, total_steps: int, start_step: int, log_every_s: float) -> None:
-        """Shows progress from `start_step` on, as `Progress`. An earlier one has to be closed before."""
+        """Shows progress from `start_step` on, as `Progress`, and a plain line every `log_every_s` seconds. An earlier one has to
+        be closed before."""
         self.progress = Progress(title, total_steps, start_step, log_every_s, self.stream)
 
     def tick(self, step: int, metrics: Callable[[], Mapping[str, float]]) -> None:

@@ -122,7 +122,7 @@ class Quotas(Hook):
             agent.quota.episodes -= 1
 
     def episodes(self, n_steps: int, seconds: float, cut: int = 0) -> Episodes:
-        """Return what was noted, agent by agent; the other numbers are those of `Episodes`."""
+        """Return what was noted, agent by agent. The other numbers are those of `Episodes`; `seconds` are those that it took."""
         seen = [episode for _, of_agent in sorted(self._seen.items()) for episode in of_agent]
         returns, lengths, idxs, infos = ([episode[i] for episode in seen] for i in range(4))
         return Episodes(returns, lengths, idxs, n_steps, seconds, infos, cut=cut)

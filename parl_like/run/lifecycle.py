@@ -276,7 +276,7 @@ class Lifecycle:
 
     def halt(self, carry: bool = False, patience: float = STOP_PATIENCE) -> None:
         """End all agents; open requests are answered with `Stopped`. They may start again, and with `carry` go on with the
-        episodes that are held."""
+        episodes that are held. Who is busy in its environment is waited for, `patience` seconds at most."""
         pool, driver, late = self._pool, self._pool.driver, []
         with self.one_thread:
             begun = self.begun

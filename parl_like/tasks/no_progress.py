@@ -67,7 +67,7 @@ class Resets:
 
 
 def tell(agent: ActingAgent, what: str, seconds: float) -> None:
-    """Tells the agent's robot, once, what the agent has done for so long without a step."""
+    """Tells the agent's robot, once, what the agent has done for so many seconds without a step."""
     pool = agent.agent_pool
     if agent not in pool.idlers:
         pool.idlers.append(agent)

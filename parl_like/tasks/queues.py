@@ -70,7 +70,7 @@ class RequestQueue(ABC):
         self.closing = BatchClosing(rule, self.kind == "learn", sync=True)
 
     def begin(self, sync: bool, patience: float | None = None) -> None:
-        """A run begins; see `BatchClosing`."""
+        """A run begins; `patience`: seconds, see `BatchClosing`."""
         since = self.closing.free_since
         self.closing = BatchClosing(self.rule, self.kind == "learn", sync, patience)
         self.closing.free_since = since

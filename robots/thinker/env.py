@@ -91,6 +91,8 @@ class LearningEnv(VectorWrapper[Any, Any, Any, Any, Any]):
 
         Raises:
             TaskFailed: learning failed, with parallel=True an earlier update. AgentFailed: an environment or the model raised.
+            ResetNeeded: there was no reset.
+            ValueError: require_prob is true, and a real step has no action_prob.
         """
         self._check_open()
         if self._obs is None:
@@ -188,6 +190,9 @@ class ModelLog:
 
     Columns: `_tick`, the row; `_time`, seconds since 1970; `step`, updates of the model; `real_step`; then the metrics of the
     last update as `model/…`.
+
+    Raises:
+        OSError: the file is there, and no table that a run wrote.
     """
 
     EVERY_S = 5.0

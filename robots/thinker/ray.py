@@ -162,7 +162,11 @@ class Client:
                                   f"of one model have the same options")
 
     def share(self, task: ComputationTask, o: ThinkerOptions, envs: VectorEnv[Any, Any, Any]) -> SharedTask:
-        """The task as it is shared; built now, if this client is the first to."""
+        """The task as it is shared; built now, if this client is the first to.
+
+        Raises:
+            ConfigError: the shared model was made for other spaces.
+        """
         task.name = "model"
         shared = SharedTask(task, self.model.actor, self.rank)
         shared.build(seeds(o.base_seed, self.rank)[1])
