@@ -12,6 +12,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
 from parl_like.agents.agent import Agent
 from parl_like.environment.factory import REWARD_WEIGHTS, one_player, reward_shape
 from parl_like.environment.process_guard import watched
+from parl_like.environment.together import EnvsTogether
 from parl_like.environment.vector_face import VectorFace
 from parl_like.values.copying import copied
 from parl_like.values.errors import AgentFailed
@@ -53,19 +54,20 @@ class VectorAgent(Agent):
         if not isinstance(env, VectorEnv):
             env = self._copies(env, make)
         inner: object = env.unwrapped
-        if isinstance(inner, SyncVectorEnv) and inner.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
-            inner.envs = [_owning(one) for one in inner.envs]
+        if isinstance(inner, SyncVectorEnv) and not isinstance(inner, EnvsTogether):
+            if inner.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
+                inner.envs = [_owning(one) for one in inner.envs]
         self.n_envs = int(env.num_envs)
         self.env = VectorFace(env, self)
 
-    def _copies(self, first: object, make: Callable[[], object]) -> SyncVectorEnv:
+    def _copies(self, first: object, make: Callable[[], object]) -> EnvsTogether:
         envs = [first, *(make() for _ in range(self.n_envs - 1))]
         if len({id(env) for env in envs}) < len(envs):
             raise ValueError(f"{self}: {self.n_envs} environments are needed, and the robot has one; give it a factory or an id")
         if shape := reward_shape(first):
             raise ValueError(f"{self}: its environments give rewards of shape {shape}, and a vector environment takes numbers; "
                              f"{REWARD_WEIGHTS}")
-        return SyncVectorEnv([lambda env=env: env for env in envs], autoreset_mode=AutoresetMode.SAME_STEP)  # type: ignore[misc]
+        return EnvsTogether(envs)
 
     def run_one_episode(self) -> None:
         """Act in all environments until each has had its share of episodes, or else until the robot stops: the first task acts,

@@ -13,6 +13,7 @@ from parl_like.environment.action_check import row_of
 from parl_like.environment.face import NONE, RUNNING, EnvFace
 from parl_like.environment.hooks import Hook
 from parl_like.environment.resumed_episode import PASSED
+from parl_like.environment.together import EnvsTogether
 from parl_like.interfaces import ActingAgent
 from parl_like.values.copying import copied
 from parl_like.values.errors import AgentFailed
@@ -125,6 +126,8 @@ class VectorFace(EnvFace):
         self._mode = AutoresetMode(mode)
         # gymnasium's own word for it: the observations are copies already, of megabytes where they are images.
         self._gives_copies = getattr(env, "copy", False) is True
+        self._together = type(env) is EnvsTogether  # whose arrays are new in every step, of the right types and sizes
+        self._all_go_on = False  # in the last step
         self.quotas: Array | None = None
         self.obs_next: Any = None
         self.valid = np.ones(self.n, bool)
@@ -216,14 +219,15 @@ class VectorFace(EnvFace):
         try:
             obs, rew, terminated, truncated, info = env_step(copied(act))  # the environment may clip its copy in place
             done = np.logical_or(terminated, truncated)
-            rew, terminated, truncated = copied(rew), copied(terminated), copied(truncated)
+            if not self._together:
+                rew, terminated, truncated = copied(rew), copied(terminated), copied(truncated)
             obs = obs if self._gives_copies else copied(obs)
-            self.obs_next = obs
-            if self._mode is AutoresetMode.SAME_STEP and done.any():
+            self.obs_next, some = obs, bool(done.any())
+            if self._mode is AutoresetMode.SAME_STEP and some:
                 self.obs_next = _with_rows(obs, info["final_obs"], np.flatnonzero(done))
                 if self._final is not None and not self._final.judged:
                     self._final.look(self.last_step[0], self.obs_next, obs, done)
-            elif self._mode is AutoresetMode.DISABLED and done.any():
+            elif self._mode is AutoresetMode.DISABLED and some:
                 obs, _ = self._env_reset.call(options={"reset_mask": done})
                 obs = obs if self._gives_copies else copied(obs)
         except PASSED:
@@ -236,6 +240,33 @@ class VectorFace(EnvFace):
             info = copied(info)
         if np.shape(done) != (self.n,):
             self._checked(f"its {self._name}", self._output.flag_rows, terminated, truncated, self.n)
+        episodes = self._episodes
+        # A step of all environments, in which none has ended, is the rule: it is counted in two additions.
+        special = info.get("dropped") is not None or "imagined" in info
+        self._all_go_on = self._together and not some and self.quotas is None and not special
+        if self._all_go_on:
+            self.valid = np.ones(self.n, bool)
+            episodes.done = episodes.ended = episodes.reset_now = done
+            episodes.returns += rew
+            episodes.lengths += 1
+            k = self.n
+        else:
+            k, terminated, truncated = self._counted_rows(rew, terminated, truncated, done, info)
+        self.last_step = (obs, act, rew, terminated, truncated, info)
+        statistics = agent.agent_pool.statistics
+        agent.steps += k
+        self.time_steps += k
+        statistics.env_steps += k
+        if not self._all_go_on:
+            self._count_ended(statistics, info)
+        for call in post_act:
+            call(agent)
+        self._ask_to_go_on(k)
+        return obs, rew, terminated, truncated, info
+
+    def _counted_rows(self, rew: Any, terminated: Any, truncated: Any, done: Array, info: dict[str, Any]) -> tuple[int, Any, Any]:
+        """Add a step to the episodes of its environments; return how many steps of environments it was, and the flags, in which
+        those are truncated that have reached the limit."""
         episodes = self._episodes
         self.valid = valid = episodes.take_ends(done, info.get("dropped"), self._wanted(), self._mode is AutoresetMode.NEXT_STEP)
         if np.shape(rew) != (self.n,):
@@ -252,23 +283,21 @@ class VectorFace(EnvFace):
                 truncated, episodes.ended = np.asarray(truncated, bool) | over, episodes.ended | over
                 self.cut_short += int(over.sum())
                 self.quotas[over] = 1
-        self.last_step = (obs, act, rew, terminated, truncated, info)
-        statistics, k = agent.agent_pool.statistics, int(counted.sum())
-        agent.steps += k
-        self.time_steps += k
-        statistics.env_steps += k
+        return int(counted.sum()), terminated, truncated
+
+    def _count_ended(self, statistics: Any, info: dict[str, Any]) -> None:
+        """Add the episodes that have just ended to the statistics."""
+        episodes, first = self._episodes, self._agent.first_env
         final_info = info.get("final_info", info) if episodes.ended.any() else {}
         for i in np.flatnonzero(episodes.ended).tolist():
             parts = final_info["return_parts"][i] if isinstance(final_info, dict) and "return_parts" in final_info else ()
-            statistics.count_episode(agent.first_env + i, float(episodes.returns[i]), int(episodes.lengths[i]), parts)
-        for call in post_act:
-            call(agent)
-        self._ask_to_go_on(k)
-        return obs, rew, terminated, truncated, info
+            statistics.count_episode(first + i, float(episodes.returns[i]), int(episodes.lengths[i]), parts)
 
     def end_episodes(self) -> None:
         """To be called when the rows of a step have been stored: POST_EPISODE for each environment whose episode it ended, then
         PRE_EPISODE for each that it reset."""
+        if self._all_go_on:
+            return
         self._finish()
         if self._episodes.reset_now.any():
             self._begin_rows(self._episodes.reset_now & self._wanted())

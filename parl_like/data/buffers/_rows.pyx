@@ -209,13 +209,44 @@ cdef class RowBlock:
         """Writes rows start … start + n − 1: `values[i]` is an array [n, *shape]. Nothing is written when one does not fit."""
         if start < 0 or start + n > self.capacity or len(values) != self.n_fields:
             raise IndexError(f"RowBlock: rows {start}:{start + n} of {self.capacity}, {len(values)} values for fields {self.names}")
-        arrays = [spec.convert(value, True) for spec, value in zip(self.specs, values)]
-        for spec, array in zip(self.specs, arrays):
-            if len(array) != n:
-                raise spec.error(f"{array.shape} {array.dtype}", f"give {n} rows", True)
-            spec.check_bounds(array)
-        for spec, array in zip(self.specs, arrays):
-            self.arrays[spec.name][start:start + n] = array
+        cdef Py_buffer view
+        cdef int f
+        held = list(values)
+        for f in range(self.n_fields):
+            if not self.lent(f, held[f], n, &view):
+                break
+            PyBuffer_Release(&view)
+        else:
+            for f in range(self.n_fields):
+                memcpy(self.base[f] + start * self.nbytes[f], start_of(held[f]), n * self.nbytes[f])
+            return
+        for f in range(self.n_fields):
+            held[f] = self.specs[f].convert(held[f], True)
+        for f in range(self.n_fields):
+            self.check_rows(f, held[f], n)
+        for f in range(self.n_fields):
+            self.arrays[self.names[f]][start:start + n] = held[f]
+
+    cdef bint lent(self, int f, object rows, Py_ssize_t n, Py_buffer* view) except -1:
+        """Whether an array holds n rows of field f as they are stored; `view` then has its memory, and is to be released."""
+        if self.bounded[f] or not isinstance(rows, np.ndarray):
+            return False
+        try:
+            PyObject_GetBuffer(rows, view, PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
+        except (BufferError, ValueError):
+            return False
+        if self.fits(view, f, 1) and view.shape[0] == n:
+            return True
+        PyBuffer_Release(view)
+        return False
+
+    cdef int check_rows(self, int f, object rows, Py_ssize_t n) except -1:
+        """Refuse converted rows of field f that are not n, or out of its bounds."""
+        spec = self.specs[f]
+        if len(rows) != n:
+            raise spec.error(f"{rows.shape} {rows.dtype}", f"give {n} rows", True)
+        spec.check_bounds(rows)
+        return 0
 
 
 cdef void scatter(char* target, const char* source, const long long* index, Py_ssize_t n, Py_ssize_t nbytes) noexcept nogil:
@@ -366,7 +397,6 @@ cdef class Ring:
         cdef RowBlock block = self.block
         cdef Py_ssize_t n, i
         cdef int f, opened = 0
-        cdef bint fits
         cdef Py_buffer views[MAX_FIELDS]
         into = np.ascontiguousarray(into, np.int64)
         cdef const long long* lanes = <const long long*> memory(into, &n)
@@ -379,26 +409,11 @@ cdef class Ring:
         held = list(values)  # keeps converted arrays alive
         try:
             for f in range(block.n_fields):
-                fits = not block.bounded[f] and isinstance(held[f], np.ndarray)
-                if fits:
-                    try:
-                        PyObject_GetBuffer(held[f], &views[f], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
-                    except (BufferError, ValueError):
-                        fits = False
-                if fits:
-                    opened = f + 1
-                    fits = block.fits(&views[f], f, 1) and views[f].shape[0] == n
-                    if not fits:
-                        PyBuffer_Release(&views[f])
-                        opened = f
-                if not fits:
-                    spec = block.specs[f]
-                    held[f] = spec.convert(held[f], True)
-                    if len(held[f]) != n:
-                        raise spec.error(f"{held[f].shape} {held[f].dtype}", f"give {n} rows", True)
-                    spec.check_bounds(held[f])
+                if not block.lent(f, held[f], n, &views[f]):
+                    held[f] = block.specs[f].convert(held[f], True)
+                    block.check_rows(f, held[f], n)
                     PyObject_GetBuffer(held[f], &views[f], PyBUF_C_CONTIGUOUS | PyBUF_FORMAT)
-                    opened = f + 1
+                opened = f + 1
             for i in range(n):
                 at[i] = self.advance(lanes[i])
             for f in range(block.n_fields):
