@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, cast
+from weakref import WeakKeyDictionary
 
 import numpy as np
 
@@ -20,6 +21,7 @@ from parl_like.agents.off_policy import OffPolicyHelper
 from parl_like.agents.players import TurnAgent
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.games import minimax
+from parl_like.drivers.workers.proxies import RemoteAgent
 from parl_like.environment.hooks import Hook
 from parl_like.envs.games import Game, TicTacToe, uniform
 from parl_like.envs.games import State as Position
@@ -81,8 +83,9 @@ class OldSelf(ComputationTask):
 class VersionPool(Hook):
     """The pool of older selves: whenever so many episodes have ended, the oldest one becomes what the learning task is now.
 
-    Give it to `Robot` (or to each `Robot.run`) as a hook. Where agents are in this process it rates the older selves, too: by
-    each game of an agent's `opponent` (`SelfPlayAgent`), a win being 1, a draw ½.
+    Give it to `Robot` (or to each `Robot.run`) as a hook; it counts the episodes of each robot by themselves. Where agents are in
+    this process it rates the older selves, too: by each game of an agent's `opponent` (`SelfPlayAgent`), a win being 1, a draw ½.
+    Under other drivers only the agents know whom they have played: versions are kept there, and `ratings` is refused.
 
     Args:
         old: Names of the `OldSelf` tasks. task: of the one that learns.
@@ -96,10 +99,10 @@ class VersionPool(Hook):
         if every < 1 or not old:
             raise ValueError(f"VersionPool: every is {every} and old {list(old)}; expected at least 1, and the name of a task")
         self.old, self.task, self.every = tuple(old), task, every
-        self._seen = 0
+        self._seen: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # by the learning task, for robots may share the hook
 
     def pre_experiment(self, robot: RunPort) -> None:
-        self._seen = robot.episodes
+        self._seen[robot.tasks[self.task]] = robot.episodes
         if not robot.tasks[self.task].learns:  # ratings stay, for games may have been played
             for older in self._older(robot).values():
                 older.sync_from(cast(ComputationTask, robot.tasks[self.task]))
@@ -108,9 +111,10 @@ class VersionPool(Hook):
         if interrupted:
             return
         self._rate(agent)
-        self._seen += 1
-        if self._seen % self.every == 0:
-            self._keep(agent.robot, self.old[(self._seen // self.every - 1) % len(self.old)])
+        learner = agent.robot.tasks[self.task]
+        seen = self._seen[learner] = self._seen.get(learner, 0) + 1
+        if seen % self.every == 0:
+            self._keep(agent.robot, self.old[(seen // self.every - 1) % len(self.old)])
 
     def _keep(self, robot: RunPort, name: str) -> None:
         kept = self._older(robot)[name]
@@ -138,13 +142,20 @@ class VersionPool(Hook):
         older[opponent].rating -= gain
 
     def ratings(self, robot: RunPort) -> dict[str, float]:
-        """Return the rating of each older self, in points above the learning task."""
+        """Return the rating of each older self, in points above the learning task.
+
+        Raises:
+            ValueError: agents in other processes play, whose opponents are not known here.
+        """
+        if any(isinstance(agent, RemoteAgent) for agent in robot.agents):
+            raise ValueError(f"VersionPool: {robot} plays in other processes, where the agents alone know whom they have played, "
+                             "so nobody is rated; use driver='cooperative' or 'threads' for ratings")
         return {name: one.rating for name, one in self._older(robot).items()}
 
 
 class SelfPlayAgent(TurnAgent):
     """Plays by turns with itself: a seat, drawn for each episode, is the learning task's; the others are an older self's, or,
-    with probability `latest`, the learning task's, too.
+    with probability `latest`, the learning task's, too. An episode that goes on after a checkpoint keeps both.
 
     Args:
         old: Names of the tasks of older selves. task: of the one that learns.
@@ -165,11 +176,27 @@ class SelfPlayAgent(TurnAgent):
         self.seat, self.opponent = "", task
 
     def run_one_episode(self) -> None:
+        if self.env.carried.held is None or not self.seat:
+            self._draw()
+        super().run_one_episode()
+
+    def _draw(self) -> None:
         players = self.env.players
         self.seat = players[int(self.rng.integers(len(players)))]
         draws = self.rng.random() < self.latest
         self.opponent = self.task if draws else self.old[int(self.rng.integers(len(self.old)))]
-        super().run_one_episode()
+
+    def state_dict(self) -> State:
+        """Return the state of an `Agent`, and who plays whom in the episode that is open."""
+        return {**super().state_dict(), "seat": self.seat, "opponent": self.opponent}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restore what `state_dict` gave; raises as `Agent.load_state_dict`. Of players or tasks that are not there, both are
+        drawn anew."""
+        super().load_state_dict(state)
+        seat, opponent = state.get("seat"), state.get("opponent")
+        known = seat in self.env.players and opponent in (self.task, *self.old)
+        self.seat, self.opponent = (str(seat), str(opponent)) if known else ("", self.task)
 
     def actor(self, player: str) -> AgentHelper:
         return self.helpers[self.task if player == self.seat else self.opponent, player]

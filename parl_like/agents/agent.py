@@ -292,6 +292,8 @@ class Agent(Guarded):
         if self.env is not None:
             cut = self.env.carry() if carry else self.env.n_open() if self.signal == AgentSignal.STOP else 0
             self.agent_pool.statistics.episodes_cut += cut  # no call within: threads change between calls
+            if not self.env.n_open():  # perhaps not all helpers have stored the last row: their rows end with a cut
+                self.cut()
             self.env.end_episode()
 
     def cut(self, rows: Array | None = None) -> None:

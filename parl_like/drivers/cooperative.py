@@ -311,6 +311,9 @@ class CooperativeDriver(Driver):
         self.rouse()
         if signal != AgentSignal.STOP:
             self._finish()
+        for queue in self.queues:
+            queue.passed = 1  # as in a robot that is made anew and loads this moment
+        if signal != AgentSignal.STOP:
             return []
         while self.ready:
             self.ready.popleft().switch()
@@ -338,8 +341,6 @@ class CooperativeDriver(Driver):
                 if not self._resting:
                     break
                 self.rouse()
-        for queue in self.queues:
-            queue.passed = 1  # as in a robot that is made anew and loads this moment
 
     def reopen(self) -> None:
         for queue in self.queues:

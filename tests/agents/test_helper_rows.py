@@ -22,7 +22,7 @@ from parl_like import (
     VectorAgent,
     create_algorithm_func,
 )
-from parl_like.algorithms import PPO
+from parl_like.algorithms import DQN, PPO
 from parl_like.data.buffers.cached import CachedReplayBuffer
 from parl_like.data.buffers.episodes import EpisodeBuffer
 from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer as Prioritized
@@ -32,7 +32,8 @@ from parl_like.data.timestep import first_step, next_step
 from parl_like.data.transforms import FrameStacker, ObservationNormalizer, RewardNormalizer, Transforms, UntransformedTimeStep
 from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs import make_vector_env
-from parl_like.models import MLPActorCritic
+from parl_like.models import MLPQ, MLPActorCritic
+from parl_like.values.errors import AgentFailed
 from parl_like.values.spec import Spec
 
 # ------------------------------------------------------------------------------------------- statistics of one update
@@ -374,3 +375,32 @@ def test_frames_that_are_stacked_on_rollout_are_copies():
     kept = chain.observe({"obs": obs + 1})["obs"]
     obs[:] = 9
     assert kept[0, :, 0].tolist() == [0, 1] and POSITION.shape == (1,)
+
+
+@pytest.mark.parametrize("ends", [True, False])
+def test_an_error_between_the_stores_of_two_tasks_leaves_no_lane_open(ends):
+    """One player, two tasks: the second has not got the last row, after which the next episode's rows would stand as one."""
+    class Torn(Agent):
+        def run_one_episode(self):
+            first, second = self.helpers.values()
+            (obs, _), over = self.env.reset(), False
+            while not over:
+                act = first.predict(obs)
+                after, rew, terminated, truncated, info = self.env.step(act)
+                over = terminated or truncated
+                first.store(obs, act, rew, after, terminated, truncated, info)
+                if over == ends and self.steps > 30:
+                    raise ArithmeticError("between two stores")
+                second.store(obs, act, rew, after, terminated, truncated, info)
+                obs = after
+
+    spaces = dict(obs=gym.make("CartPole-v1").observation_space, act=gym.spaces.Discrete(2))
+    tasks = {name: ComputationTask(create_algorithm_func(MLPQ, {**spaces, "hidden": (4,)}, DQN, {}),
+                                   lambda: OffPolicyHelper(size=200, warmup=150)) for name in "AB"}
+    with Robot("CartPole-v1", tasks=tasks, agent=Torn) as robot:
+        with pytest.raises(AgentFailed, match="between two stores"):
+            robot.run(200)
+        for name in "AB":
+            buffer = robot.buffers[name]
+            newest = buffer.newest()[0]
+            assert buffer.get(newest, "terminated") or buffer.get(newest, "truncated"), name

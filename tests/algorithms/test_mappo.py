@@ -14,6 +14,7 @@ from parl_like.envs.joint import Joint
 from parl_like.envs.two_step import TwoStep
 from parl_like.learning.model_check import ContractError
 from parl_like.models import MLPActorCritic, MLPCentralActorCritic
+from parl_like.values.batch import Batch
 
 BOX = gym.spaces.Box(-1, 1, (3,), np.float32)
 OBS = gym.spaces.Dict(obs=BOX, state=gym.spaces.Box(-1, 1, (4,), np.float32), mask=gym.spaces.MultiBinary(2))
@@ -47,19 +48,78 @@ def rows(seed, n=16):
     return made
 
 
-def test_its_update_is_ppos():
-    """IPPO and MAPPO differ in what the critic reads alone."""
-    hashes = []
-    torch.manual_seed(0)
-    first = MLPCentralActorCritic(OBS, ACT, (8,))
-    for kind in (MAPPO, PPO):
-        model = MLPCentralActorCritic(OBS, ACT, (8,))
-        model.load_state_dict(first.state_dict())
-        task = ComputationTask(lambda kind=kind, model=model: kind(model))
-        for seed in range(5):
-            task.learn(rows(seed))
-        hashes.append(task.algorithm.model.weights_hash())
-    assert hashes[0] == hashes[1] != first.weights_hash()
+class Alone:
+    """CartPole as a parallel environment of one player."""
+
+    def __init__(self):
+        self.env, self.possible_agents = gym.make("CartPole-v1"), ["one"]
+
+    def observation_space(self, agent):
+        return self.env.observation_space
+
+    def action_space(self, agent):
+        return self.env.action_space
+
+    def reset(self, seed=None, options=None):
+        self.agents = ["one"]
+        obs, info = self.env.reset(seed=seed)
+        return {"one": obs}, {"one": info}
+
+    def step(self, acts):
+        out = [{"one": value} for value in self.env.step(int(acts["one"]))]
+        self.agents = [] if out[2]["one"] or out[3]["one"] else ["one"]
+        return out
+
+    def close(self):
+        self.env.close()
+
+
+class SeesAll(gym.ObservationWrapper):
+    """CartPole as one player of it sees it who is told the state of all."""
+
+    def __init__(self):
+        super().__init__(gym.make("CartPole-v1"))
+        self.observation_space = CentralState(Alone()).observation_space("one")
+
+    def observation(self, obs):
+        return {"obs": obs, "who": np.ones(1, np.float32), "state": np.array(obs, np.float32)}
+
+
+def test_of_one_player_it_is_ppo_to_the_digits():
+    """By roles, dicts by player and the central state, and by a plain agent in a plain environment: the same rows and weights."""
+    left = []
+    for algorithm, env in ((MAPPO, lambda: CentralState(Alone())), (PPO, SeesAll)):
+        with Robot.of(algorithm, env, model=MLPCentralActorCritic, hidden=[8], n_agents=2, unroll=16, minibatches=2, epochs=2,
+                      seed=3) as robot:
+            for agent in robot.agents:
+                for helper in agent.helpers.values():
+                    helper.rng.bit_generator.state = np.random.default_rng(agent.index).bit_generator.state
+            task = robot.tasks["RL"]
+            task.algorithm.rng = np.random.default_rng(0)
+            robot.run(200)
+            left.append((task.version, task.algorithm.model.weights_hash(), [float(np.sum(one)) for one in robot.recent_returns]))
+    assert left[0] == left[1] and left[0][0] >= 6
+
+
+def test_advantages_come_from_the_values_of_the_state_by_hand():
+    """γ = λ = ½, V(s) twice the state's first number, whatever the players see themselves. Two players, whose rows stand one
+    after the other: the first is cut off behind its second row, the other one's game ends."""
+
+    class Told(MLPCentralActorCritic):
+        def evaluate(self, obs, state=None, first=None):
+            return self.policy(obs)[0], 2.0 * obs["state"][:, 0] + 0.0 * self.value(obs)
+
+    task = ComputationTask(lambda: MAPPO(Told(OBS, ACT, (8,)), gamma=0.5, lam=0.5, normalize=False))
+    task.build()
+    made = rows(0, 4)
+    made |= {"rew": np.array([1.0, 2.0, 3.0, 4.0]), "terminated": np.array([False, False, False, True]),
+             "truncated": np.array([False, True, False, False]), "last": np.array([False, True, False, True])}
+    made["obs.state"][:, 0], made["obs_next.state"][:, 0] = [1, 2, 3, 4], [2, 5, 4, 100]
+    with torch.no_grad():
+        batch = task.algorithm.process(Batch.nest({name: torch.from_numpy(value) for name, value in made.items()}))
+    # δ = 2 + ½ · 10 − 4 = 3 and 1 + ½ · 4 − 2 = 1, so 1 + ¼ · 3; δ = 4 − 8 = −4 and 3 + ½ · 8 − 6 = 1, so 1 + ¼ · −4.
+    assert batch.advantage.tolist() == [1.75, 3.0, 0.0, -4.0]
+    assert batch.returns.tolist() == [3.75, 7.0, 6.0, 4.0]
 
 
 def test_observations_without_a_state_are_refused():

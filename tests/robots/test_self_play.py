@@ -10,6 +10,7 @@ from parl_like import Hook, Robot
 from parl_like.agents.off_policy import OffPolicyHelper
 from parl_like.agents.players import SimultaneousAgent, TurnAgent
 from parl_like.algorithms.dqn import DQN
+from parl_like.environment.hooks import Stage, StageHook
 from parl_like.environment.player_view import PlayerView
 from parl_like.environment.stop_conditions import StopWhenAgent
 from parl_like.envs.games import GameEnv, Kuhn, TicTacToe, uniform
@@ -65,9 +66,12 @@ def test_older_selves_are_what_the_learning_task_was():
         kept = []
 
         class Look(Hook):
+            seen = 0
+
             def post_episode(self, agent, interrupted):
-                if not interrupted and pool._seen % 10 == 0:
-                    kept.append((pool._seen, weights(robot.tasks["RL"])))
+                self.seen += not interrupted
+                if not interrupted and self.seen % 10 == 0:
+                    kept.append((self.seen, weights(robot.tasks["RL"])))
 
         robot.run(150, [pool, Look()])
         assert len(kept) >= 4 and not np.array_equal(kept[-1][1], begun)
@@ -109,7 +113,40 @@ def test_self_play_in_worker_processes():
     with robot_of(n_agents=2, driver="processes") as robot:
         robot.run(120, pool)
         assert robot.tasks["RL"].learns and not np.array_equal(weights(robot.tasks["old0"]), weights(robot.tasks["old1"]))
-        assert pool.ratings(robot) == {"old0": 0.0, "old1": 0.0}  # who played whom is known to the agents alone
+        with pytest.raises(ValueError, match="plays in other processes, where the agents alone know whom they have played"):
+            pool.ratings(robot)
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads"])
+def test_an_episode_that_goes_on_after_a_checkpoint_has_the_same_seat_and_opponent(driver, tmp_path):
+    def make():
+        return robot_of(agent={}, n_agents=6, seed=2, driver=driver)
+
+    with make() as one, make() as other:
+        one.run(7)
+        one.save(tmp_path / "mid")
+        before = [(agent.seat, agent.opponent) for agent in one.agents]
+        open_then = [agent.env.carried.held is not None for agent in one.agents]
+        assert any(open_then) and len(set(before)) > 2
+        other.load(tmp_path / "mid")
+        assert [(agent.seat, agent.opponent) for agent in other.agents] == before
+        for robot in (one, other):
+            first = []
+            robot.run(6, StageHook(Stage.PRE_EPISODE, lambda agent, first=first: first.append(
+                (agent.index, agent.seat, agent.opponent))))
+            for index, *who in first[:6]:
+                assert not open_then[index] or tuple(who) == before[index]
+
+
+def test_robots_may_share_a_pool():
+    counts = []
+    for shared in (True, False):
+        pools = [VersionPool(OLD, every=7)] * 2 if shared else [VersionPool(OLD, every=7) for _ in range(2)]
+        with robot_of(hooks=[pools[0]], seed=1) as one, robot_of(hooks=[pools[1]], seed=2) as other:
+            for _ in zip(one.iterate(60), other.iterate(60), strict=False):
+                pass
+            counts.append([robot.tasks[name].version for robot in (one, other) for name in OLD])
+    assert counts[0] == counts[1] and max(counts[0]) > 1
 
 
 def test_what_is_no_pool_is_refused():
