@@ -3,6 +3,7 @@
 Importing this package imports neither torch nor anything else of weight: a name is loaded when it is first used.
 """
 
+import gc as _gc
 from importlib import import_module as _import_module
 from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING, Any
@@ -67,7 +68,13 @@ __all__ = sorted(_HOME_OF)  # noqa: PLE0605
 def __getattr__(name: str) -> Any:
     if name not in _HOME_OF:
         raise AttributeError(f"module 'parl_like' has no attribute {name!r}")
-    module = _import_module(f"parl_like.{_HOME_OF[name]}")
+    collects = _gc.isenabled()
+    _gc.disable()  # what is imported stays: to look through all objects of torch for garbage meanwhile takes a tenth of a second
+    try:
+        module = _import_module(f"parl_like.{_HOME_OF[name]}")
+    finally:
+        if collects:
+            _gc.enable()
     value = module if name == "layers" else getattr(module, name)
     globals()[name] = value
     return value

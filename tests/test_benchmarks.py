@@ -30,6 +30,7 @@ def ours(monkeypatch):
     ("memory", ["--agents", "8", "--steps", "2000"]),
     ("replay", ["--rounds", "1", "--scale", "0.01", "--alone"]),
     ("returns", ["--rounds", "1", "--scale", "0.01"]),
+    pytest.param("start", ["--rounds", "1"], marks=pytest.mark.slow),
     ("envs", ["--rounds", "1", "--scale", "0.01"]),
     ("tabular", ["--rounds", "1", "--scale", "0.01"]),
     ("games", ["--scale", "0.02"]),

@@ -126,6 +126,17 @@ def _counted(limit: int) -> AbstractContextManager[Any]:
 
     makers = {torch.empty, torch.zeros, torch.ones, torch.full, torch.rand, torch.randn, torch.eye, torch.arange}
 
+    def square(n: int, m: int | None = None, **how: object) -> object:
+        return torch.empty(n, n if m is None else m, **how)
+
+    def counting(start: float = 0, end: float | None = None, step: float = 1, **how: object) -> object:
+        first, last = (0, start) if end is None else (start, end)
+        whole = all(isinstance(one, int) for one in (first, last, step))
+        return torch.empty(max(0, math.ceil((last - first) / step)), **{"dtype": torch.int64 if whole else None, **how})
+
+    # What is as large, for without memory torch makes these by Python that loads its compiler: half a second.
+    blank = {torch.rand: torch.empty, torch.randn: torch.empty, torch.eye: square, torch.arange: counting}
+
     class Counted(TorchFunctionMode):
         total = 0
 
@@ -133,7 +144,7 @@ def _counted(limit: int) -> AbstractContextManager[Any]:
             kwargs = kwargs or {}
             if func in makers and "out" not in kwargs:
                 asked = {key: value for key, value in kwargs.items() if key not in ("generator", "pin_memory")}
-                self.total += func(*args, **{**asked, "device": "meta"}).nbytes
+                self.total += blank.get(func, func)(*args, **{**asked, "device": "meta"}).nbytes
                 if self.total > limit:
                     raise TooManyTensors(f"{in_words(limit)} in tensors")
             return func(*args, **kwargs)

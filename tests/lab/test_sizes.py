@@ -226,3 +226,17 @@ def test_tensors_are_counted_before_they_take_memory():
     with pytest.raises(ConfigError, match="in tensors"), bounded(Config(), 1000):
         for _ in range(100):
             torch.nn.Linear(2, 2)
+
+
+@pytest.mark.parametrize("make", [
+    lambda: torch.rand(30, 4), lambda: torch.randn((30, 4), dtype=torch.float64), lambda: torch.eye(30), lambda: torch.eye(30, 4),
+    lambda: torch.eye(n=30, m=7, dtype=torch.int8), lambda: torch.arange(30), lambda: torch.arange(3, 30, 4),
+    lambda: torch.arange(end=30, dtype=torch.float32), lambda: torch.arange(0.0, 3.1, 0.3), lambda: torch.arange(3, -30, -2),
+    lambda: torch.full((30, 4), 2), lambda: torch.ones(30),
+])
+def test_every_maker_of_tensors_is_counted_as_large_as_it_is(make):
+    size = make().nbytes
+    with bounded(Config(), size):
+        assert make().nbytes == size
+    with pytest.raises(ConfigError, match="in tensors"), bounded(Config(), size - 1):
+        make()

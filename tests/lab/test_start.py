@@ -30,6 +30,14 @@ def test_the_robot_class_loads_only_what_it_needs():
     assert not modules & (SLOW | {"tensorboard", "PIL", "multiprocessing.managers", "yaml"})
 
 
+def test_counting_the_bytes_of_tensors_loads_no_compiler():
+    modules = loaded_by("import torch\nfrom parl_like.lab.config import ExperimentConfig\n"
+                        "from parl_like.lab.sizes import bounded\nwith bounded(ExperimentConfig()):\n"
+                        "    torch.rand(2), torch.randn(2), torch.eye(2), torch.arange(2), torch.full((2,), 1.0)")
+    assert "torch" in modules
+    assert not modules & SLOW
+
+
 def test_a_run_of_one_step_loads_neither_compilers_nor_what_draws(tmp_path):
     modules = loaded_by("from parl_like.lab.cli import main\n"
                         f"code = main(['train', 'ppo-cartpole', 'total_steps=1', 'run_dir={tmp_path / 'run'}'])")
