@@ -26,7 +26,7 @@ if MEMORY:
 os.environ["XDG_STATE_HOME"] = STATE = tempfile.mkdtemp(prefix="parl-like-tests-")
 
 # How long an example takes depends on the machine, so none has a deadline. `many` is for `make test-slow`.
-settings.register_profile("few", deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("few", deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("many", settings.get_profile("few"), max_examples=400)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "few"))
 

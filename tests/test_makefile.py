@@ -38,7 +38,8 @@ def test_the_second_stage_stands_on_the_first_and_train_needs_the_first_only():
 
 @pytest.mark.parametrize(("experiment", "words"), [
     ("hierarchy-doorkey", ["total_steps=200", "n_agents=2"]),
-    ("thinker-sokoban-mini", ["total_steps=200", "env_n=2", "n_agents=1", "model_batch_size=8", "model_warm_up_n=50"]),
+    pytest.param("thinker-sokoban-mini", ["total_steps=200", "env_n=2", "n_agents=1", "model_batch_size=8", "model_warm_up_n=50"],
+                 marks=pytest.mark.slow),
 ])
 def test_what_make_trains_needs_no_package_of_the_second_stage(tmp_path, experiment, words):
     modules = {"ray", "minari", "ale_py", "pettingzoo", "tensorboard", "google", "h5py", "minatar", "pytest",

@@ -327,6 +327,7 @@ def test_off_policy_rows_hold_them_too():
     assert seen and seen[0].arm.reach.shape == (8, 2) and seen[0].pair["1"].shape == (8,) and seen[0].mode.dtype == torch.int64
 
 
+@pytest.mark.slow
 def test_every_part_is_learned():
     """Random play earns about 0.5 − 0.5 − … a step; what is right in both parts earns 10 an episode."""
     with Robot(Pair, tasks={"RL": task_of(Pair, unroll=64, lr=3e-3)}, n_agents=8, seed=0) as robot:

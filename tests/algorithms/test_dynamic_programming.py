@@ -14,7 +14,7 @@ from parl_like.envs.textbook import BlackjackTable, Maze, NChain, RiverSwim
     ("CliffWalking-v1", {"is_slippery": True}, 1.0, -64.709),
     ("FrozenLake-v1", {}, 1.0, 0.823529), ("FrozenLake-v1", {}, 0.99, 0.542026), ("FrozenLake-v1", {}, 0.95, 0.180472),
     ("FrozenLake-v1", {"map_name": "8x8"}, 0.99, 0.414640), ("FrozenLake-v1", {"is_slippery": False}, 0.99, 0.950990),
-    ("Taxi-v4", {}, 1.0, 7.93), ("Taxi-v4", {}, 0.99, 6.327),
+    ("Taxi-v4", {}, 1.0, 7.93), pytest.param("Taxi-v4", {}, 0.99, 6.327, marks=pytest.mark.slow),
 ], ids=str)
 def test_value_iteration_has_the_exact_values_and_policy_iteration_the_same(name, options, gamma, value):
     env = gym.make(name, **options)

@@ -169,8 +169,10 @@ RATE = Linear(0.1, 0.001, 9_000)
 
 
 @pytest.mark.parametrize(("kind", "helper", "options", "steps"), [
-    (MonteCarloPrediction, EpisodicHelper, {}, 9_000), (MonteCarloPrediction, EpisodicHelper, {"first_visit": False}, 9_000),
-    (TD, OnlineHelper, {"lr": RATE}, 9_000), (NStepTD, OnlineHelper, {"n": 4, "lr": RATE}, 27_000),
+    (MonteCarloPrediction, EpisodicHelper, {}, 9_000),
+    pytest.param(MonteCarloPrediction, EpisodicHelper, {"first_visit": False}, 9_000, marks=pytest.mark.slow),
+    (TD, OnlineHelper, {"lr": RATE}, 9_000),
+    pytest.param(NStepTD, OnlineHelper, {"n": 4, "lr": RATE}, 27_000, marks=pytest.mark.slow),
 ], ids=["first", "every", "td0", "nstep"])
 def test_the_walk_is_learned_within_three_standard_errors(kind, helper, options, steps):
     """A thousand walks, of which about 333 go through the outermost states, with a return of −1 or 1."""

@@ -451,6 +451,7 @@ def ring_world(n, steps, rng):
     return shaped | {"baseline": shaped["baseline"].astype(np.float32), "action_prob": shaped["action_prob"].astype(np.float32)}
 
 
+@pytest.mark.slow
 def test_a_tiny_world_is_learned():
     """16 sequences of 2 steps, 50 updates, seed 0: everything is predicted at least 4 times as well as by the new network
     (reached: 8 to 5000)."""

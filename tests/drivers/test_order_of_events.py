@@ -60,8 +60,12 @@ SERVED = {"central": ("central", "central"), "replicas": ("replica", "replica"),
 HELPERS = {"unroll": (unrolling, unrolling), "replay": (replaying, replaying), "both": (replaying, unrolling)}
 
 
-@pytest.mark.parametrize("helpers", HELPERS)
-@pytest.mark.parametrize("served", SERVED)
+QUICK = {("central", "both"), ("replicas", "unroll"), ("both ways", "replay")}
+
+
+@pytest.mark.parametrize(("served", "helpers"), [
+    pytest.param(served, helpers, marks=[pytest.mark.slow] * ((served, helpers) not in QUICK))
+    for served in SERVED for helpers in HELPERS])
 def test_two_tasks_of_one_agent(served, helpers, tmp_path):
     parts = "run run save run train run" if helpers != "replay" else "run collect run save run train episodes collect run"
     seen = set()

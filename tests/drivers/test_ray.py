@@ -349,9 +349,10 @@ def test_a_worker_that_hangs_is_replaced_while_the_others_go_on(tmp_path, caplog
 
 @pytest.mark.parametrize(("env", "kind", "said", "trace"), [
     (Cursed, {}, r"agent 0: its environment raised in reset\(seed=.*OSError: no level", "in reset"),
-    (Broken, {}, r"worker 0 \(agents 0 to 0\): building its agents raised FileNotFoundError: levels.txt", "in __init__"),
-    (Fragile, {"max_restarts": 1, "period": 9000.0}, "worker 0 .*was lost: its process (ended|was killed).*; it was replaced 1 "
-                                                     "times within 9000 s", ""),
+    pytest.param(Broken, {}, r"worker 0 \(agents 0 to 0\): building its agents raised FileNotFoundError: levels.txt",
+                 "in __init__", marks=pytest.mark.slow),
+    pytest.param(Fragile, {"max_restarts": 1, "period": 9000.0}, "worker 0 .*was lost: its process (ended|was killed).*; it was "
+                 "replaced 1 times within 9000 s", "", marks=pytest.mark.slow),
 ])
 def test_what_ends_the_run_is_said(env, kind, said, trace, tmp_path):
     make = partial(env, tmp_path / "count") if env is Broken else env

@@ -394,7 +394,7 @@ def test_the_checker_on_a_game(options):
 
 
 @needs_ale
-@pytest.mark.parametrize("game", ["breakout", "pong", "qbert"])
+@pytest.mark.parametrize("game", ["breakout", *(pytest.param(game, marks=pytest.mark.slow) for game in ("pong", "qbert"))])
 def test_a_restored_game_goes_on_alike(game):
     # Sticky pong: the console's own stickiness is not in its state. Q*bert: a console fresh from its reset takes a state up
     # badly.

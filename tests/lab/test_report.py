@@ -217,7 +217,7 @@ def odd_files(run):
             yield from ((name, json.dumps(changed).replace('"@"', value)) for value in ODD)  # JSON is YAML
 
 
-@pytest.mark.parametrize("tried", [20, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
+@pytest.mark.parametrize("tried", [10, pytest.param(300, marks=[pytest.mark.slow, pytest.mark.timeout(1200)])])
 def test_whatever_stands_in_a_run_directory_is_shown_or_refused_in_one_line(tried, capsys, monkeypatch):
     monkeypatch.setattr(plots, "RESAMPLES", 10)
     env = {"id": "Fake-v0", "options": {"a": 1}}

@@ -109,7 +109,7 @@ def try_all(saved, share):
 
 
 def test_some_wrong_values_are_refused_or_harmless(saved):
-    try_all(saved, 0.004)
+    try_all(saved, 0.002)
 
 
 @pytest.mark.slow

@@ -64,7 +64,7 @@ def test_the_first_run_sets_what_schedules_span(run, said):
     ("cooperative", "DQN", "CartPole-v1", DQN), ("cooperative", "Rainbow", "CartPole-v1", DQN),
     ("cooperative", "PPO", "CartPole-v1", PPO),
     ("cooperative", "TD3", "Pendulum-v1", {**DQN, "noise": {"start": 0.5, "end": 0.0}}),
-    ("processes", "Rainbow", "CartPole-v1", {**DQN, "epsilon": {"start": 1.0, "end": 0.0}}),
+    pytest.param("processes", "Rainbow", "CartPole-v1", {**DQN, "epsilon": {"start": 1.0, "end": 0.0}}, marks=pytest.mark.slow),
     ("processes", "PPO", "CartPole-v1", {**PPO, "serve": "replica"}),
 ])
 def test_a_run_is_the_same_as_with_its_length_given(driver, algorithm, env, options):

@@ -84,7 +84,7 @@ class Augmented(gym.Env):
         return self._see(act, rew, 0.0, 0), rew, False, self.stages == 20, {}
 
 
-@pytest.mark.parametrize(("tree", "lr"), [("mlp", 3e-3), ("lstm", 1e-2)])
+@pytest.mark.parametrize(("tree", "lr"), [("mlp", 3e-3), pytest.param("lstm", 1e-2, marks=pytest.mark.slow)])
 def test_a_planner_learns_from_both_rewards(tree, lr):
     """From the rows that any helper stores: rewards and step status of the observations are enough. Unrolls end in mid-stage,
     too."""

@@ -37,7 +37,7 @@ class Pictures(gym.Env):
     ("DQN", "CartPole-v1", MLPQ), ("dqn", Pictures, ConvQ), ("PPO", "CartPole-v1", MLPActorCritic),
     (PPO, "Pendulum-v1", MLPActorCritic),
     ("PPO", Pictures, ConvActorCritic), ("A2C", "Pendulum-v1", MLPActorCritic), ("IMPALA", "CartPole-v1", MLPActorCritic),
-    ("IMPALA", Pictures, ConvActorCritic), ("TRPO", Pictures, ConvActorCritic),
+    *(pytest.param(name, Pictures, ConvActorCritic, marks=pytest.mark.slow) for name in ("IMPALA", "TRPO")),
 ])
 def test_one_line_makes_a_robot_that_acts_learns_and_is_evaluated(algorithm, env, model):
     sizes = {"warmup": 64} if str(algorithm).upper() == "DQN" else {"unroll": 16}

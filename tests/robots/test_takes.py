@@ -64,8 +64,9 @@ def robot(name, obs, act, **more):
     small = {"OffPolicyHelper": {"warmup": 8, "batch_size": 8, "learn_every": 4, "OffPolicyHelper.size": 400},
              "OnPolicyHelper": {"unroll": 8}, "PopulationHelper": {"population": 8}}.get(helper, {})
     one = {"R2D2": {"sequence": 3, "burn_in": 1}, "REDQ": {"updates": 1}, "DroQ": {"updates": 1}, "PPO": {"minibatches": 1},
-           "PPG": {"minibatches": 1, "policy_updates": 1}, "CrossQ": {"critic_hidden": [64, 64]}}.get(name, {})
-    return Robot.of(name, lambda: Any(obs, act), seed=0, total_steps=400, n_agents=2, **{**small, **one, **more})
+           "PPG": {"minibatches": 1, "policy_updates": 1}, "CrossQ": {"critic_hidden": [64, 64]},
+           "PSRL": {"n_agents": 1}}.get(name, {})
+    return Robot.of(name, lambda: Any(obs, act), seed=0, total_steps=400, **{"n_agents": 2, **small, **one, **more})
 
 
 def learns(name, obs, act, **more):

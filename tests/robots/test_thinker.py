@@ -259,7 +259,7 @@ def test_variants_run(options):
 
 @pytest.mark.parametrize("options", [
     dict(), dict(planning="perfect"), dict(planning="perfect", **LIVES), dict(planning="none", see_real_state=True, **LIVES),
-    dict(n_agents=2, tree_rep_rnn=True, **LIVES),
+    pytest.param(dict(n_agents=2, tree_rep_rnn=True, **LIVES), marks=pytest.mark.slow),
 ], ids=str)  # fmt: skip
 def test_a_run_is_the_same_evaluated_saved_or_resumed(options, tmp_path):
     """Hidden states are in no checkpoint: trees start anew there."""
@@ -442,7 +442,7 @@ def test_one_update_of_the_planner_is_the_unrolls_of_whole_agents(n_agents, batc
         assert [len(each) for each in seen] == rows and plan.updates == len(rows) and not robot.agents[0].helpers["plan"].dropped
 
 
-@pytest.mark.parametrize(("n_agents", "batch"), [(1, 16), pytest.param(2, 16, marks=pytest.mark.slow), (2, 4)])
+@pytest.mark.parametrize(("n_agents", "batch"), [*(pytest.param(n, 16, marks=pytest.mark.slow) for n in (1, 2)), (2, 4)])
 def test_schedules_end_with_the_run(n_agents, batch):
     with build(config(n_agents=n_agents, actor_batch_size=batch, priority_beta=0.4, im_cost=2.0, total_steps=240,
                       max_replay_ratio=0.5)) as robot:

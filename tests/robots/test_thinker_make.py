@@ -294,7 +294,8 @@ class ContraryFive(Walk):
         return obs, rew, terminated or truncated, False, info | {"truncated_done": truncated}
 
 
-@pytest.mark.parametrize("kind", [FourValues, OldFourValues, LimitFourValues, ContraryFive])
+@pytest.mark.parametrize("kind", [
+    FourValues, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (OldFourValues, LimitFourValues)), ContraryFive])
 def test_what_an_info_calls_a_truncation_is_stored_as_one(kind):
     with make(env_fn=kind) as env, make(env_fn=Walk) as plain:
         counts = []
@@ -477,7 +478,8 @@ def test_the_mark_of_a_finished_run_is_written_through_no_link(tmp_path):
 
 
 @pytest.mark.parametrize(("changed", "said"), [
-    ({"env_n": 10**9}, "env_n=1000000000 are 1000000000 environments"), ({"model_size_nn": 10**5}, "its largest numbers"),
+    ({"env_n": 10**9}, "env_n=1000000000 are 1000000000 environments"),
+    pytest.param({"model_size_nn": 10**5}, "its largest numbers", marks=pytest.mark.slow),
     ({"spaces": None}, "made with env_fn None"),
 ])
 def test_what_a_stranger_writes_into_a_run_is_refused_by_name(tmp_path, changed, said):

@@ -59,7 +59,7 @@ def test_sync_runs_are_the_same_in_whatever_order_messages_come(monkeypatch, tmp
     assert first[-1][1] > 0 and all(first == list(parts(seed)) for seed in (1, 2))
 
 
-@pytest.mark.parametrize("planning", ["learned", "perfect", "none"])
+@pytest.mark.parametrize("planning", ["learned", pytest.param("perfect", marks=pytest.mark.slow), "none"])
 def test_one_worker_does_what_the_cooperative_driver_does(planning):
     options = dict(planning=planning, see_real_state=True, see_h=planning == "learned", mode="sync", serve="central",
                    workers=Workers(count=1), steps=96)

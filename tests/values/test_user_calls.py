@@ -75,7 +75,7 @@ def script(tmp_path):
 
 @pytest.mark.parametrize(("driver", "what", "good"), [
     ("cooperative", "env", "parl_like.values.errors.AgentFailed: agent 0: its environment"),
-    ("threads", "env", "parl_like.values.errors.AgentFailed: agent "),
+    pytest.param("threads", "env", "parl_like.values.errors.AgentFailed: agent ", marks=pytest.mark.slow),
     ("processes", "env", "parl_like.values.errors.AgentFailed: agent "),
     ("cooperative", "task", "parl_like.values.errors.TaskFailed: task 'RL': learn failed"),
     ("cooperative", "call", "TypeError: evaluate: no option 'episode'; did you mean 'episodes'?"),
