@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.model import Model
+from parl_like.learning.native import Layers
 from parl_like.models.heads import CategoricalHead, OrthogonalLinear, SquashedGaussianHead, mask_key
 from parl_like.models.mlp import MLP, DropoutEnsembleMLP, EnsembleMLP, perception
 
@@ -70,8 +71,18 @@ class MLPActorQ(Model):
         self.critics = (DropoutEnsembleMLP(critics, sizes, activation, dropout, layer_norm) if dropout or layer_norm else
                         EnsembleMLP(critics, sizes, activation, activate_last=False))
 
+    def native_networks(self) -> dict[str, Layers]:
+        """`actor`, of the features of the perception: what the head makes its outputs of; and `critics`, of these and actions."""
+        actor = Layers(int(self.perception.out_size))  # type: ignore[arg-type]
+        actor.outputs["actor"] = actor.add(self.head, actor.add(self.body))
+        critics = Layers(actor.n_in if self.discrete else actor.n_in + self.dim)
+        critics.outputs = {f"critic {i}": end for i, end in enumerate(critics.add(self.critics))}
+        return {"actor": actor, "critics": critics}
+
     def policy(self, obs: Any) -> dict[str, Tensor]:
         """Return what the head reads, [N, …]."""
+        if (native := self.natively("actor", obs)) is not None:
+            return self.head.read(native[0], None if self.mask is None else obs[self.mask])  # type: ignore[no-any-return]
         features = self.body(self.perception(obs))
         return self.head(features, None if self.mask is None else obs[self.mask])  # type: ignore[no-any-return]
 
@@ -83,7 +94,8 @@ class MLPActorQ(Model):
         """
         if not isinstance(self.head, OrthogonalLinear):
             raise TypeError("the policy is a distribution, which draws actions; build the model with policy='deterministic'")
-        flat = torch.tanh(self.head(self.body(self.perception(obs))))
+        native = self.natively("actor", obs)
+        flat = torch.tanh(self.head(self.body(self.perception(obs))) if native is None else native[0])
         return flat.reshape(len(flat), *self.act_specs["act"].shape)
 
     def critic_inputs(self, obs: Any, act: Tensor | None) -> Tensor:
@@ -97,7 +109,9 @@ class MLPActorQ(Model):
     def values(self, obs: Any, act: Tensor | None = None) -> Tensor:
         """Return the values of actions [N, …] in [−1, 1]: [critics, N, heads]; for Discrete of all actions: [critics, N, A,
         heads]."""
-        values: Tensor = self.critics(self.critic_inputs(obs, act))
+        more = () if act is None or self.discrete else (act.reshape(len(act), -1).float(),)
+        native = self.natively("critics", obs, *more)
+        values: Tensor = self.critics(self.critic_inputs(obs, act)) if native is None else torch.stack(native)
         return values.reshape(*values.shape[:-1], self.dim, self.heads) if self.discrete else values
 
     def q(self, obs: Any, act: Tensor | None = None) -> Tensor:

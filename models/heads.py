@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from parl_like.learning.explorers import legal, log_beta, log_slope, log_squashed, n_logits, part_of
 from parl_like.learning.layers import Brief, orthogonal_
+from parl_like.learning.native import Layers
 from parl_like.values.batch import Batch
 from parl_like.values.spec import leaf_spaces, parts_of
 
@@ -87,6 +88,10 @@ class OrthogonalLinear(nn.Linear):
         weights = self._parameters  # looked up directly and called as .forward: 3 µs less per call than through nn.Module
         return F.linear(features, weights["weight"], weights["bias"])  # type: ignore[arg-type]
 
+    def native_layers(self, network: Layers, source: int) -> int:
+        """Add it behind layer `source`; return its number."""
+        return network.dense_layer(source, self.weight, self.bias)
+
 
 class CategoricalHead(nn.Module, metaclass=Brief):
     """One of n actions: softmax of `logits`.
@@ -107,7 +112,14 @@ class CategoricalHead(nn.Module, metaclass=Brief):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Features [N, in_size] and perhaps the legal actions [N, n], 0 for illegal → {'logits': [N, n]}."""
-        logits = self.linear.forward(features)
+        return self.read(self.linear.forward(features), mask)
+
+    def native_layers(self, network: Layers, source: int) -> int:
+        """Add its layer behind layer `source`; return its number. What that gives out `read` reads."""
+        return network.add(self.linear, source)  # type: ignore[no-any-return]
+
+    def read(self, logits: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Return what `forward` does, of what the linear layer gave out."""
         return {"logits": logits if mask is None else masked(logits, mask.reshape(logits.shape), self.nvec)}
 
     def log_probs(self, out: Out) -> Tensor:
@@ -138,6 +150,7 @@ class MultiCategoricalHead(CategoricalHead):
 
     explorer = "multi_categorical"
     offsets: Tensor
+    native_layers = CategoricalHead.native_layers
 
     def __init__(self, in_size: int, nvec: Sequence[int], gain: float | None = 0.01) -> None:
         super().__init__(in_size, sum(nvec), gain)
@@ -182,7 +195,12 @@ class GaussianHead(nn.Module, metaclass=Brief):
 
     def forward(self, features: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Features [N, in_size] → {'mean': [N, dim], 'log_std': [N, dim]}; a mask has no meaning here."""
-        mean = self.linear.forward(features)
+        return self.read(self.linear.forward(features))
+
+    native_layers = CategoricalHead.native_layers
+
+    def read(self, mean: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
+        """Return what `forward` does, of what the linear layer gave out."""
         if self.log_std is not None:
             return {"mean": mean, "log_std": self.log_std.expand_as(mean)}
         mean, log_std = mean.chunk(2, -1)
@@ -216,6 +234,7 @@ class SquashedGaussianHead(GaussianHead):
     """
 
     explorer = "squashed_gaussian"
+    native_layers = GaussianHead.native_layers
 
     def __init__(self, in_size: int, dim: int, log_std_init: float = 0.0, state_dependent: bool = True,
                  gain: float | None = None) -> None:

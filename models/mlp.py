@@ -17,6 +17,7 @@ from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.layers import Brief, orthogonal_
 from parl_like.learning.layers import activation as activation_named
 from parl_like.learning.model import Model
+from parl_like.learning.native import Layers, NotNative
 from parl_like.learning.noisy import NoisyLinear
 from parl_like.models.heads import Distribution, OrthogonalLinear, make_head, mask_key, mask_names, masked
 from parl_like.values.spec import leaf_spaces, nest
@@ -83,6 +84,17 @@ class MLP(nn.Module, metaclass=Brief):
                 x = activate(x)
         return x.view(*shape[:-1], x.shape[-1]) if len(shape) > 2 else x
 
+    def native_layers(self, network: Layers, source: int) -> int:
+        """Add its layers behind layer `source`; return the number of the last."""
+        if self.noisy:
+            raise NotNative("noisy layers")
+        last = len(self._weights) - (not self.activate_last)
+        for i, layer in enumerate(self.layers):
+            network.watch(layer, nn.Linear)
+            assert isinstance(layer, nn.Linear)
+            source = network.dense_layer(source, layer.weight, layer.bias, self.activation if i < last else None)
+        return source
+
 
 class EnsembleMLP(nn.Module, metaclass=Brief):
     """n MLPs of the same sizes on the same input, side by side: one batched product per layer instead of n.
@@ -148,6 +160,16 @@ class EnsembleMLP(nn.Module, metaclass=Brief):
                 h = self.activation(h)
         return h if x.ndim == 2 else h.reshape(*x.shape[:-1], self.out_size)
 
+    def native_layers(self, network: Layers, source: int) -> list[int]:
+        """Add the layers of each network behind layer `source`; return the number of its last."""
+        layers = self.layers()
+        ends = [source] * self.n
+        for k, (weight, bias) in enumerate(layers, 1):
+            function = self.activation if self.activate_last or k < len(layers) else None
+            for i in range(self.n):
+                ends[i] = network.dense_layer(ends[i], weight, bias, function, member=i)
+        return ends
+
 
 class DropoutEnsembleMLP(EnsembleMLP):
     """`EnsembleMLP` whose hidden layers are product, dropout, layer norm, activation (Hiraoka et al. 2022); none follow the last.
@@ -177,6 +199,20 @@ class DropoutEnsembleMLP(EnsembleMLP):
 
     def one(self, i: int, x: Tensor) -> Tensor:
         return self(x)[i]  # type: ignore[no-any-return]
+
+    def native_layers(self, network: Layers, source: int) -> list[int]:
+        """As `EnsembleMLP`."""
+        if type(self.dropout) is not nn.Identity:
+            raise NotNative("dropout")
+        *hidden, (weight, bias) = self.layers()
+        ends = [source] * self.n
+        for (w, b), norm in zip(hidden, self.norms, strict=True):
+            normed = None
+            if isinstance(norm, _LayerNorms):
+                network.watch(norm, _LayerNorms)
+                normed = norm.scale, norm.shift
+            ends = [network.dense_layer(end, w, b, self.activation, i, normed) for i, end in enumerate(ends)]
+        return [network.dense_layer(end, weight, bias, None, i) for i, end in enumerate(ends)]
 
 
 class _LayerNorms(nn.Module):
@@ -349,8 +385,20 @@ class MLPQ(Model):
 
     def q(self, obs: Any) -> Tensor:
         # One number per action needs no axis of heads; with it a step of DQN would take some per cent longer.
-        q = self.net(self.perception(obs)) if self.plain else self.mean(self.values(obs))
+        if self.plain:
+            out = self.natively("q", obs)
+            q = self.net(self.perception(obs)) if out is None else out[0]
+        else:
+            q = self.mean(self.values(obs))
         return q if self.mask is None else masked(q, obs[self.mask])
+
+    def native_networks(self) -> dict[str, Layers]:
+        """`q`, from the features of the perception; without dueling and several numbers for an action."""
+        if not self.plain:
+            raise NotNative("dueling, or several numbers for an action")
+        layers = Layers(int(self.perception.out_size))  # type: ignore[arg-type]
+        layers.outputs["q"] = layers.add(self.net)
+        return {"q": layers}
 
 
 class MLPActorCritic(Model):
@@ -395,20 +443,41 @@ class MLPActorCritic(Model):
         features: Tensor = self.perception(obs)
         return self.body(features) if self.shared else features
 
+    def _mask(self, obs: Any) -> Any:
+        return None if self.mask is None else obs[self.mask]
+
     def _out(self, obs: Any, features: Tensor) -> dict[str, Tensor]:
-        mask = None if self.mask is None else obs[self.mask]
-        out: dict[str, Tensor] = self.head(features, mask)
+        out: dict[str, Tensor] = self.head(features, self._mask(obs))
+        return out
+
+    def _read(self, numbers: Tensor, obs: Any) -> dict[str, Tensor]:
+        head: Any = self.head
+        out: dict[str, Tensor] = head.read(numbers, self._mask(obs))
         return out
 
     def policy(self, obs: Any, state: Any = None) -> tuple[dict[str, Tensor], Any]:
-        return self._out(obs, self.own.one(0, self._features(obs))), {} if state is None else state
+        state = {} if state is None else state
+        if (native := self.natively("policy", obs)) is not None:
+            return self._read(native[0], obs), state
+        return self._out(obs, self.own.one(0, self._features(obs))), state
 
     def value(self, obs: Any, state: Any = None) -> Tensor:
+        if (native := self.natively("value", obs)) is not None:
+            return native[0].squeeze(-1)
         return self.value_head.forward(self.own.one(1, self._features(obs))).squeeze(-1)
 
     def evaluate(self, obs: Any, state: Any = None, first: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
+        if (native := self.natively("evaluate", obs)) is not None:
+            return self._read(native[0], obs), native[1].squeeze(-1)
         actor, critic = self.own(self._features(obs)).unbind()
         return self._out(obs, actor), self.value_head.forward(critic).squeeze(-1)
+
+    def native_networks(self) -> dict[str, Layers]:
+        """`evaluate`, `policy` and `value`, from the features of the perception: what the head makes its outputs of, and V."""
+        layers = Layers(int(self.perception.out_size))  # type: ignore[arg-type]
+        actor, critic = layers.add(self.own, layers.add(self.body) if self.shared else -1)
+        layers.outputs = {"policy": layers.add(self.head, actor), "value": layers.add(self.value_head, critic)}
+        return {"evaluate": layers, "policy": layers.only("policy"), "value": layers.only("value")}
 
     def auxiliary(self, obs: Any) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """As `evaluate`, and the value [N] that reads the policy's features.

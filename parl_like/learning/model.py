@@ -39,6 +39,7 @@ from torch import nn
 from parl_like.learning.fixed_settings import Alias
 from parl_like.learning.layers import Brief, has_unbuilt, require_built
 from parl_like.learning.layers import sync as sync
+from parl_like.learning.native import Network, compute
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array, Spec, nest, specs_of
 from parl_like.values.user_calls import guarded
@@ -58,11 +59,15 @@ class Model(nn.Module, metaclass=Brief):
         obs_space, act_space: The spaces.
         obs_specs, act_specs: Their arrays by flat name: `obs` or `obs.goal`, `act`.
 
+        native: Networks of it that compiled loops compute, by name (`parl_like.learning.native`); {}: torch computes all.
+
     Raises:
         TypeError: obs or act is no gymnasium space.
 
     The keys of `state_dict()` are module paths, the same in every process that builds the same model; checkpoints rely on them.
     """
+
+    native: Mapping[str, Network] = {}
 
     def __init_subclass__(cls, **options: object) -> None:
         """Builds a model's lazily sized layers when its outermost constructor has returned: a model is never half there."""
@@ -86,6 +91,15 @@ class Model(nn.Module, metaclass=Brief):
                                 "(env.observation_space, env.action_space)")
         self.obs_space, self.act_space = obs, act
         self.obs_specs, self.act_specs = specs_of(obs, "obs"), specs_of(act, "act")
+
+    def natively(self, name: str, obs: Any, *more: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        """Return what one of its native networks gives out for the features of `obs` and `more` beside them, [N, …] each; None:
+        there is none, or torch has to compute it."""
+        network = self.native.get(name)
+        if network is None or not network.ready():
+            return None
+        x = self.perception(obs)  # type: ignore[operator]
+        return compute(network, torch.cat([x, *more], -1) if more else x)
 
     get_input_specs, get_state_specs = Alias("inputs"), Alias("state_specs")
 

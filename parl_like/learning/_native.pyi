@@ -1,0 +1,33 @@
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+Array = npt.NDArray[np.float32]
+ACTIVATIONS: tuple[str, ...]
+
+def level(wanted: int = 2) -> int: ...
+
+class Pass:
+    rows: int
+    most: int
+
+class Network:
+    description: Any
+    parameters: tuple[torch.nn.Parameter, ...]
+    starts: list[int]
+    size: int
+    def __init__(self, description: object) -> None: ...
+    def ready(self) -> bool: ...
+    def forward(self, x: Array, *, unchanged: bool = False) -> list[Array]: ...
+    def keep(self, x: Array) -> tuple[list[Array], Pass]: ...
+    def backward(self, kept: Pass, gradients: list[Array | None] | list[Array], into: Array, *, to_input: bool = False,
+                 last: bool = False) -> Array | None: ...
+
+def plain(tensor: torch.Tensor) -> bool: ...
+def norm(tensors: list[torch.Tensor]) -> float: ...
+def scale(tensors: list[torch.Tensor], factor: float) -> None: ...
+def adam(parameters: list[torch.Tensor], gradients: list[torch.Tensor], moments: list[torch.Tensor],
+         squares: list[torch.Tensor], steps: list[torch.Tensor], *, lr: float, beta1: float, beta2: float, eps: float,
+         weight_decay: float) -> None: ...

@@ -1,0 +1,398 @@
+# distutils: language = c++
+# distutils: extra_compile_args = -std=c++17 -ffp-contract=off -fno-math-errno -Wno-psabi
+# distutils: depends = parl_like/learning/native.h parl_like/learning/native_kernels.h
+# cython: boundscheck=False, wraparound=False, cdivision=True
+"""Networks of dense layers and Adam's step on the memory of torch's parameters: native.h, with checked arguments.
+
+native.py describes networks, and has the plain twin of the layers; that of the step is `torch.optim.Adam`.
+"""
+
+from cpython.dict cimport PyDict_Next
+from cpython.ref cimport PyObject
+from libc.math cimport sqrt
+from libc.stdint cimport uintptr_t
+from libc.stdlib cimport calloc, free
+from libc.string cimport memcpy, memset
+from libcpp cimport bool as cbool
+from libcpp.vector cimport vector
+
+import numpy as np
+import torch
+
+
+cdef extern from "Python.h":
+    PyObject* PyTuple_GET_ITEM(tuple, Py_ssize_t)
+
+cdef extern from "native.h" namespace "native" nogil:
+    cdef struct Layer:
+        int source, activation
+        cbool transposed
+        long n_in, n_out
+        const float *w
+        const float *b
+        const float *scale
+        const float *shift
+        long dw, db, dscale, dshift
+        float *forward_panels
+        float *padded_bias
+        float *backward_panels
+    cdef struct Values:
+        float *y
+        float *z
+        float *h
+        float *slope
+        float *dy
+    cdef struct Kernels:
+        pass
+    long pad(long)
+    const Kernels* kernels_of(int, int*)
+    void run_forward(const Kernels&, const Layer*, const Values*, long, const float*, long, cbool)
+    void run_backward(const Kernels&, const Layer*, const Values*, long, const float*, float*, long, char*, float*)
+    double run_norm(const Kernels&, float**, const long*, long)
+    void run_scale(const Kernels&, float**, const long*, long, float)
+    void run_adam(const Kernels&, float**, float**, float**, float**, float**, const long*, long, double, double, double, double,
+                  double)
+
+cdef int LEVEL = 0
+cdef const Kernels* KERNELS = kernels_of(2, &LEVEL)
+cdef enum: CHUNK = 256  # rows of a forward pass that keeps nothing: their values stay in the cache
+ACTIVATIONS = ("identity", "tanh", "relu", "silu")
+
+
+def level(int wanted=2):
+    """Take the kernels of this level, or the best below it that the processor has, from now on; return which: 2 AVX-512, 1 AVX2
+    with FMA, 0 neither. For tests; 1 and 2 give the same bits."""
+    global KERNELS
+    KERNELS = kernels_of(wanted, &LEVEL)
+    return LEVEL
+
+
+cdef float* pointer(object tensor) except? NULL:
+    return <float*><uintptr_t>tensor.data_ptr()
+
+
+cdef float* room(long n) except NULL:
+    """`n` numbers, 0 each, from a multiple of 64 bytes on: the address that `free` takes stands before them."""
+    cdef char* memory = <char*>calloc(n * sizeof(float) + 128, 1)
+    if memory == NULL:
+        raise MemoryError(f"{n} numbers for a network")
+    cdef char* start = <char*>((<uintptr_t>memory + 127) // 64 * 64)
+    (<char**>start - 1)[0] = memory
+    return <float*>start
+
+
+cdef void give_back(float* start) noexcept:
+    if start != NULL:
+        free((<char**>start - 1)[0])
+
+
+cdef class Pass:
+    """What a forward pass keeps for the backward pass: room for so many rows."""
+
+    cdef float* memory
+    cdef float* x
+    cdef float* dx
+    cdef vector[Values] values
+    cdef readonly long rows, most
+
+    def __cinit__(self, Network network, long most):
+        cdef long i, ld, n = network.layers.size(), total = 2 * most * pad(network.n_in)
+        for i in range(n):
+            total += (4 * pad(network.layers[i].n_out) + 16) * most
+        self.memory = room(total + 16 * n)
+        self.most = most
+        cdef float* at = self.memory
+        self.x = at
+        self.dx = at + most * pad(network.n_in)
+        at += 2 * most * pad(network.n_in)
+        cdef Values v
+        for i in range(n):
+            ld = most * pad(network.layers[i].n_out)
+            v.y, v.dy, v.z, v.h, v.slope = at, at + ld, at + 2 * ld, at + 3 * ld, at + 4 * ld
+            self.values.push_back(v)
+            at += 4 * ld + (most + 15) // 16 * 16
+
+    def __dealloc__(self):
+        give_back(self.memory)
+
+
+cdef class Network:
+    """The network that a `parl_like.learning.native.Layers` describes, on the memory of its parameters.
+
+    Its methods are called by one thread at a time, as all that reads parameters.
+
+    Args:
+        description: The layers.
+
+    Attributes:
+        description: The same. parameters: Those of all layers, each once.
+        size: Numbers in all of them. starts: Where the gradient of each begins in a flat array of `size`.
+    """
+
+    cdef vector[Layer] layers
+    cdef long n_in, n_out
+    cdef float* panels
+    cdef list where  # for each layer the numbers of weight, bias, scale and shift in `parameters`, and their offset there
+    cdef list watched  # dicts, and tuples of what they held
+    cdef vector[float*] pointers
+    cdef vector[long] outputs
+    cdef Pass scratch, spare
+    cdef cbool broken, packed
+    cdef readonly object description
+    cdef readonly tuple parameters
+    cdef readonly list starts
+    cdef readonly long size
+
+    def __cinit__(self, description):
+        cdef Layer layer
+        cdef long total = 0
+        self.description, self.n_in = description, description.n_in
+        numbers, parameters, self.starts, self.where = {}, [], [], []
+        for dense in description.dense:
+            places = []
+            for tensor in (dense.weight, dense.bias, *(dense.norm or (None, None))):
+                if tensor is not None and id(tensor) not in numbers:
+                    numbers[id(tensor)] = len(parameters)
+                    parameters.append(tensor)
+                    self.starts.append(self.size)
+                    self.size += tensor.numel()
+                if tensor is None:
+                    places.append((-1, 0))
+                else:
+                    each = tensor.numel() // (1 if dense.member is None else tensor.shape[0])
+                    places.append((numbers[id(tensor)], (dense.member or 0) * each))
+            self.where.append(places)
+            layer.source, layer.activation = dense.source, ACTIVATIONS.index(dense.activation)
+            layer.transposed = dense.member is None
+            layer.n_in, layer.n_out = dense.n_in, dense.n_out
+            layer.dw, layer.db, layer.dscale, layer.dshift = [self.starts[k] + off if k >= 0 else -1 for k, off in places]
+            self.layers.push_back(layer)
+            total += layer.n_in * pad(layer.n_out) + pad(layer.n_out) + layer.n_out * pad(layer.n_in)
+        self.outputs = list(description.outputs.values())
+        self.parameters = tuple(parameters)
+        self.pointers.assign(len(parameters), NULL)
+        self.panels = room(total)
+        cdef float* at = self.panels
+        cdef size_t i
+        for i in range(self.layers.size()):
+            self.layers[i].forward_panels = at
+            at += self.layers[i].n_in * pad(self.layers[i].n_out)
+            self.layers[i].backward_panels = at
+            at += self.layers[i].n_out * pad(self.layers[i].n_in)
+            self.layers[i].padded_bias = at
+            at += pad(self.layers[i].n_out)
+
+    def __dealloc__(self):
+        give_back(self.panels)
+
+    def __reduce__(self):
+        """A copy is one of the copied parameters."""
+        return Network, (self.description,)
+
+    cdef cbool changed(self):
+        """Whether an attribute, part, parameter or hook of the modules is another object than at first."""
+        cdef PyObject *key
+        cdef PyObject *value
+        cdef Py_ssize_t at
+        cdef Py_ssize_t i
+        cdef tuple before
+        if self.watched is None:
+            self.watched = []
+            for module in self.description.modules:
+                inner = [one for name, one in vars(module).items() if isinstance(one, dict)]
+                self.watched += [(one, tuple(one.values())) for one in (vars(module), *inner)]
+        for own, before in self.watched:
+            if len(own) != len(before):
+                return True
+            at = i = 0
+            while PyDict_Next(own, &at, &key, &value):
+                if PyTuple_GET_ITEM(before, i) != value and <object>key != "training":
+                    return True
+                i += 1
+        return False
+
+    cpdef cbool ready(self):
+        """Return whether it still computes what its modules do; from the first time on that it does not, it never does."""
+        cdef size_t i
+        cdef float* now
+        cdef cbool moved = False
+        if self.broken:
+            return False
+        if self.changed():
+            self.broken = True
+            return False
+        for i in range(self.pointers.size()):
+            now = pointer(self.parameters[i])
+            if now != self.pointers[i]:
+                if not plain(self.parameters[i]):
+                    return False
+                self.pointers[i] = now
+                moved = True
+        if moved:
+            for i in range(self.layers.size()):
+                w, b, scale, shift = self.where[i]
+                self.layers[i].w, self.layers[i].b = self.address(w), self.address(b)
+                self.layers[i].scale, self.layers[i].shift = self.address(scale), self.address(shift)
+            self.packed = False
+        return True
+
+    def forward(self, const float[:, ::1] x not None, *, cbool unchanged=False):
+        """Return the outputs of rows [N, n_in], [N, n_out] float32 each. `ready` has just said so.
+
+        Args:
+            unchanged: The parameters are those of the call before.
+
+        Raises:
+            ValueError: the rows have another size.
+        """
+        cdef long rows = x.shape[0], begin, some, i
+        self.check_rows(x.shape[1])
+        if self.scratch is None or self.scratch.most < min(rows, CHUNK):
+            self.scratch = Pass(self, min(max(rows, 16), CHUNK))
+        out = [np.empty((rows, self.layers[i].n_out), np.float32) for i in self.outputs]
+        cdef cbool packed = unchanged and self.packed
+        for begin in range(0, rows, CHUNK):
+            some = min(rows - begin, CHUNK)
+            self.enter(self.scratch, &x[begin, 0], some)
+            run_forward(KERNELS[0], self.layers.data(), self.scratch.values.data(), self.layers.size(), self.scratch.x, some,
+                        packed)
+            packed = True
+            for i in range(<long>self.outputs.size()):
+                self.leave(self.scratch, self.outputs[i], out[i], begin, some)
+        self.packed = packed or self.packed
+        return out
+
+    def keep(self, const float[:, ::1] x not None):
+        """As `forward`: return the outputs, and what `backward` needs."""
+        cdef long rows = x.shape[0], i
+        self.check_rows(x.shape[1])
+        cdef Pass kept = self.spare
+        self.spare = None
+        if kept is None or kept.most < rows:
+            kept = Pass(self, rows)
+        kept.rows = rows
+        out = [np.empty((rows, self.layers[i].n_out), np.float32) for i in self.outputs]
+        if rows:
+            self.enter(kept, &x[0, 0], rows)
+        with nogil:
+            run_forward(KERNELS[0], self.layers.data(), kept.values.data(), self.layers.size(), kept.x, rows, False)
+        self.packed = True
+        for i in range(<long>self.outputs.size()):
+            self.leave(kept, self.outputs[i], out[i], 0, rows)
+        return out, kept
+
+    def backward(self, Pass kept not None, list gradients not None, float[::1] into not None, *, cbool to_input=False,
+                 cbool last=False):
+        """Write the gradients of all parameters into the flat array `into` [size].
+
+        Args:
+            kept: Of a call of `keep`, since which the parameters have not changed.
+            gradients: Of the outputs, [N, n_out] float32 each; None: 0.
+            to_input: Return the gradient of the input, too, [N, n_in].
+            last: `kept` is used no more, and may serve the next `keep`.
+        """
+        cdef vector[char] wanted
+        cdef const float[:, ::1] one
+        cdef long i, k, r, rows = kept.rows, ld, n_out
+        cdef float* d
+        if into.shape[0] != self.size or len(gradients) != <long>self.outputs.size():
+            raise ValueError(f"backward: room for {into.shape[0]} numbers and {len(gradients)} gradients of outputs; expected "
+                             f"{self.size} and {self.outputs.size()}")
+        wanted.assign(self.layers.size(), 0)
+        for k in range(<long>self.outputs.size()):
+            if gradients[k] is None:
+                continue
+            one, i = gradients[k], self.outputs[k]
+            n_out, d = self.layers[i].n_out, kept.values[i].dy
+            if one.shape[0] != rows or one.shape[1] != n_out:
+                raise ValueError(f"backward: the gradient of output {k} is {one.shape[0]} × {one.shape[1]}; expected {rows} × "
+                                 f"{n_out}")
+            ld = pad(n_out)
+            for r in range(rows):
+                memcpy(d + r * ld, &one[r, 0], n_out * sizeof(float))
+                memset(d + r * ld + n_out, 0, (ld - n_out) * sizeof(float))
+            wanted[i] = 1
+        with nogil:
+            run_backward(KERNELS[0], self.layers.data(), kept.values.data(), self.layers.size(), kept.x,
+                         kept.dx if to_input else NULL, rows, wanted.data(), &into[0])
+        result = None
+        cdef float[:, ::1] dx
+        if to_input:
+            result = np.empty((rows, self.n_in), np.float32)
+            dx = result
+            for r in range(rows):
+                memcpy(&dx[r, 0], kept.dx + r * pad(self.n_in), self.n_in * sizeof(float))
+        if last:
+            self.spare = kept
+        return result
+
+    cdef float* address(self, tuple place) except? NULL:
+        if place[0] < 0:
+            return NULL
+        return self.pointers[<long>place[0]] + <long>place[1]
+
+    cdef int check_rows(self, long n_in) except -1:
+        if n_in != self.n_in:
+            raise ValueError(f"a native network got rows of {n_in} numbers; expected {self.n_in}")
+        return 0
+
+    cdef void enter(self, Pass to, const float* x, long rows) noexcept:
+        cdef long r, ld = pad(self.n_in)  # what lies behind the numbers of a row stays 0
+        for r in range(rows):
+            memcpy(to.x + r * ld, x + r * self.n_in, self.n_in * sizeof(float))
+
+    cdef int leave(self, Pass kept, long layer, float[:, ::1] out, long begin, long rows) except -1:
+        cdef long r, n = self.layers[layer].n_out, ld = pad(n)
+        for r in range(rows):
+            memcpy(&out[begin + r, 0], kept.values[layer].y + r * ld, n * sizeof(float))
+        return 0
+
+
+def plain(tensor):
+    """Return whether a tensor is dense float32 on the CPU, and its memory is its own and in order."""
+    return (tensor.dtype is torch.float32 and tensor.layout is torch.strided and tensor.device.type == "cpu"
+            and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj())
+
+
+cdef gather(list tensors, vector[float*]& pointers):
+    for tensor in tensors:
+        pointers.push_back(pointer(tensor))
+
+
+cdef measure(list tensors, vector[long]& sizes):
+    for tensor in tensors:
+        sizes.push_back(tensor.numel())
+
+
+def norm(list tensors not None):
+    """√ of the sum of the squares of all numbers in `plain` tensors; infinite where float32 holds no such sum."""
+    cdef vector[float*] parts
+    cdef vector[long] sizes
+    gather(tensors, parts)
+    measure(tensors, sizes)
+    cdef double sum = run_norm(KERNELS[0], parts.data(), sizes.data(), parts.size())
+    return sqrt(sum) if sum <= 3.4028234663852886e38 else sum * np.inf
+
+
+def scale(list tensors not None, float factor):
+    """Multiply all numbers in `plain` tensors."""
+    cdef vector[float*] parts
+    cdef vector[long] sizes
+    gather(tensors, parts)
+    measure(tensors, sizes)
+    run_scale(KERNELS[0], parts.data(), sizes.data(), parts.size(), factor)
+
+
+def adam(list parameters not None, list gradients not None, list moments not None, list squares not None, list steps not None, *,
+         double lr, double beta1, double beta2, double eps, double weight_decay):
+    """One step of Adam, in place; all are `plain` tensors, and `steps` count with this one."""
+    cdef vector[float*] p, g, m, v, s
+    cdef vector[long] sizes
+    gather(parameters, p)
+    gather(gradients, g)
+    gather(moments, m)
+    gather(squares, v)
+    gather(steps, s)
+    measure(parameters, sizes)
+    run_adam(KERNELS[0], p.data(), g.data(), m.data(), v.data(), s.data(), sizes.data(), p.size(), lr, beta1, beta2, eps,
+             weight_decay)

@@ -1,0 +1,225 @@
+// Dense layers for one instruction set. native.h includes this once for each, with
+//   VL      numbers in a vector, a divisor of 16
+//   BLOCK, STEP   rows that one pass over the weights serves, and that a shorter rest serves
+//   V, I    vectors of float and of int32_t
+//   fma(a, b, c) = a b + c, with one rounding where the processor has that; splat(x): a vector of x
+//
+// Every number of a product is one sum over `depth` in order, one fma after the other; vectors run over columns alone. So it has
+// the same bits whatever VL, BLOCK and the number of rows are.
+
+INLINE V load(const float* p) { return *(const V*)p; }
+INLINE void store(float* p, V x) { *(V*)p = x; }
+INLINE V pick(I where, V a, V b) { return (V)((where & (I)a) | (~where & (I)b)); }
+
+// exp(z) − 1 for z in [−87, 88]: z = n ln 2 + r, exp(z) − 1 = 2ⁿ (exp(r) − 1) + 2ⁿ − 1. NaN stays NaN.
+INLINE V expm1(V z) {
+  const V magic = splat(12582912.0f);  // 1.5 · 2²³: what is added to it is rounded to an integer, in its last bits
+  const V shifted = fma(z, splat(1.44269504f), magic), n = shifted - magic;
+  const V r = fma(n, splat(-1.42860677e-6f), fma(n, splat(-0.693145752f), z));
+  V q = splat(1.0f / 5040.0f);
+  q = fma(q, r, splat(1.0f / 720.0f));
+  q = fma(q, r, splat(1.0f / 120.0f));
+  q = fma(q, r, splat(1.0f / 24.0f));
+  q = fma(q, r, splat(1.0f / 6.0f));
+  q = fma(q, r, splat(0.5f));
+  const V p = fma(r * r, q, r);
+  const V power = (V)((((I)shifted - (I)magic) + 127) << 23);
+  return fma(power, p, power - splat(1.0f));
+}
+
+INLINE V tanh_of(V x) {
+  const I sign = (I)x & (I)splat(-0.0f);
+  V size = (V)((I)x ^ sign);
+  size = pick(size > splat(10.0f), splat(10.0f), size);
+  const V e = expm1(size + size);
+  return (V)((I)(e / (e + splat(2.0f))) | sign);
+}
+
+INLINE V sigmoid_of(V x) {
+  V z = -x;
+  z = pick(z > splat(88.0f), splat(88.0f), z);
+  z = pick(z < splat(-87.0f), splat(-87.0f), z);
+  return splat(1.0f) / (splat(2.0f) + expm1(z));
+}
+
+// c[r, 0:cols] = (bias, c itself, or 0) + Σ_p a[r ra + p pa] · b[p ldb + 0:C VL], for R rows
+template <int R, int C>
+INLINE void tile(const float* a, long ra, long pa, const float* b, long ldb, long depth, const float* bias, bool add, float* c,
+                 long ldc, long cols) {
+  V sum[R][C];
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++)
+    for (int k = 0; k < C; k++) sum[r][k] = bias ? load(bias + k * VL) : add ? load(c + r * ldc + k * VL) : splat(0.0f);
+  for (long p = 0; p < depth; p++) {
+    V row[C];
+    for (int k = 0; k < C; k++) row[k] = load(b + p * ldb + k * VL);
+#pragma GCC unroll 16
+    for (int r = 0; r < R; r++) {
+      const V one = splat(a[r * ra + p * pa]);
+      for (int k = 0; k < C; k++) sum[r][k] = fma(one, row[k], sum[r][k]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int r = 0; r < R; r++) {
+    if (cols >= C * VL)
+      for (int k = 0; k < C; k++) store(c + r * ldc + k * VL, sum[r][k]);
+    else
+      std::memcpy(c + r * ldc, sum[r], cols * sizeof(float));
+  }
+}
+
+template <int C>
+INLINE void columns(const float* a, long ra, long pa, const float* b, long ldb, long rows, long depth, const float* bias,
+                    bool add, float* c, long ldc, long cols) {
+  long r = 0;
+  for (; r + BLOCK <= rows; r += BLOCK) tile<BLOCK, C>(a + r * ra, ra, pa, b, ldb, depth, bias, add, c + r * ldc, ldc, cols);
+  for (; r + STEP <= rows; r += STEP) tile<STEP, C>(a + r * ra, ra, pa, b, ldb, depth, bias, add, c + r * ldc, ldc, cols);
+  for (; r < rows; r++) tile<1, C>(a + r * ra, ra, pa, b, ldb, depth, bias, add, c + r * ldc, ldc, cols);
+}
+
+// c [rows, cols] = (bias, c itself, or 0) + a · b, where b [depth, cols] has rows of `ldb` numbers, or lies in panels (ldb 0).
+// a, b and what is added are padded to 16 columns with zeros. With `exact` nothing is written behind the columns of c.
+static void product(const float* a, long ra, long pa, const float* b, long ldb, long rows, long cols, long depth,
+                    const float* bias, bool add, float* c, long ldc, bool exact) {
+  const long padded = pad(cols);
+  for (long j = 0; j < (exact ? cols : padded); j += PANEL) {
+    const long width = std::min<long>(PANEL, padded - j), have = exact ? std::min(cols - j, width) : width;
+    const float* from = ldb ? b + j : b + j * depth;
+    const long ld = ldb ? ldb : width;
+    if (width == PANEL)
+      columns<PANEL / VL>(a, ra, pa, from, ld, rows, depth, bias ? bias + j : nullptr, add, c + j, ldc, have);
+    else
+      columns<1>(a, ra, pa, from, ld, rows, depth, bias ? bias + j : nullptr, add, c + j, ldc, have);
+  }
+}
+
+// b [depth, cols], or with `turned` its transpose, into panels of PANEL columns, padded with zeros
+static void pack(const float* b, bool turned, long depth, long cols, float* panels) {
+  const long padded = pad(cols);
+  for (long j = 0; j < padded; j += PANEL) {
+    const long width = std::min<long>(PANEL, padded - j), have = std::max<long>(std::min(cols - j, width), 0);
+    float* to = panels + j * depth;
+    if (have < width) std::memset(to, 0, depth * width * sizeof(float));
+    if (!turned)
+      for (long p = 0; p < depth; p++) std::memcpy(to + p * width, b + p * cols + j, have * sizeof(float));
+    else
+      for (long p0 = 0; p0 < depth; p0 += 16)  // a block of lines of both sides stays in the cache
+        for (long k = 0; k < have; k++)
+          for (long p = p0, end = std::min(p0 + 16, depth); p < end; p++) to[p * width + k] = b[(j + k) * depth + p];
+  }
+}
+
+// sums over a row's `n` numbers of x, or of x y: 16 partial sums, then these in pairs
+INLINE float row_sum(const float* x, const float* y, long n) {
+  V part[16 / VL];
+  for (int k = 0; k < 16 / VL; k++) part[k] = splat(0.0f);
+  for (long j = 0; j < pad(n); j += 16)
+    for (int k = 0; k < 16 / VL; k++) {
+      const V one = load(x + j + k * VL);
+      part[k] = y ? fma(one, load(y + j + k * VL), part[k]) : part[k] + one;
+    }
+  float sum[16];
+  for (int k = 0; k < 16 / VL; k++) store(sum + k * VL, part[k]);
+  for (int half = 8; half; half /= 2)
+    for (int k = 0; k < half; k++) sum[k] += sum[k + half];
+  return sum[0];
+}
+
+static void forward_layer(const Layer& l, const Values& v, const float* x, long ldx, long rows) {
+  const long ld = pad(l.n_out);
+  product(x, ldx, 1, l.forward_panels, 0, rows, l.n_out, l.n_in, l.padded_bias, false, v.y, ld, false);
+  if (l.scale)
+    for (long r = 0; r < rows; r++) {
+      float* y = v.y + r * ld;
+      float* h = v.h + r * ld;
+      const V mean = splat(row_sum(y, nullptr, l.n_out) / l.n_out);
+      for (long j = 0; j < ld; j += VL) store(h + j, load(y + j) - mean);
+      std::memset(h + l.n_out, 0, (ld - l.n_out) * sizeof(float));
+      const float slope = 1.0f / std::sqrt(row_sum(h, h, l.n_out) / l.n_out + 1e-5f);
+      v.slope[r] = slope;
+      for (long j = 0; j < l.n_out; j++) {
+        h[j] *= slope;
+        y[j] = h[j] * l.scale[j] + l.shift[j];
+      }
+    }
+  if (l.activation == SILU) std::memcpy(v.z, v.y, rows * ld * sizeof(float));
+  for (long i = 0; i < rows * ld; i += VL) {
+    const V y = load(v.y + i);
+    if (l.activation == TANH) store(v.y + i, tanh_of(y));
+    if (l.activation == RELU) store(v.y + i, pick(y < splat(0.0f), splat(0.0f), y));
+    if (l.activation == SILU) store(v.y + i, y * sigmoid_of(y));
+  }
+}
+
+// dy of the layer is what comes after it wants; afterwards it is that of the products. x, dx: the layer's input, and where its
+// gradient goes (null: nowhere), to what is there with `add`.
+static void backward_layer(const Layer& l, const Values& v, const float* x, long ldx, float* dx, bool add, long rows,
+                           float* gradient) {
+  const long ld = pad(l.n_out);
+  const V one = splat(1.0f);
+  float *d = v.dy, *dw = gradient + l.dw, *db = l.db < 0 ? nullptr : gradient + l.db;
+  for (long i = 0; i < rows * ld; i += VL) {
+    const V dy = load(d + i), y = load(v.y + i);
+    if (l.activation == TANH) store(d + i, dy * fma(-y, y, one));
+    if (l.activation == RELU) store(d + i, pick(y <= splat(0.0f), splat(0.0f), dy));
+    if (l.activation == SILU) {
+      const V z = load(v.z + i), s = sigmoid_of(z);
+      store(d + i, dy * (s * fma(z, one - s, one)));
+    }
+  }
+  if (l.scale) {
+    float *dscale = gradient + l.dscale, *dshift = gradient + l.dshift;
+    std::memset(dscale, 0, l.n_out * sizeof(float));
+    std::memset(dshift, 0, l.n_out * sizeof(float));
+    for (long r = 0; r < rows; r++) {
+      float* row = d + r * ld;
+      const float* h = v.h + r * ld;
+      for (long j = 0; j < l.n_out; j++) {
+        dshift[j] += row[j];
+        dscale[j] += row[j] * h[j];
+        row[j] *= l.scale[j];
+      }
+      const float mean = row_sum(row, nullptr, l.n_out) / l.n_out, along = row_sum(row, h, l.n_out) / l.n_out;
+      for (long j = 0; j < l.n_out; j++) row[j] = v.slope[r] * (row[j] - mean - h[j] * along);
+    }
+  }
+  if (l.transposed)
+    product(d, 1, ld, x, ldx, l.n_out, l.n_in, rows, nullptr, false, dw, l.n_in, true);
+  else
+    product(x, 1, ldx, d, ld, l.n_in, l.n_out, rows, nullptr, false, dw, l.n_out, true);
+  if (db)
+    for (long j = 0; j < ld; j += VL) {
+      V sum = splat(0.0f);
+      for (long r = 0; r < rows; r++) sum += load(d + r * ld + j);
+      std::memcpy(db + j, &sum, std::min<long>(VL, std::max<long>(l.n_out - j, 0)) * sizeof(float));
+    }
+  if (!dx) return;
+  pack(l.w, !l.transposed, l.n_out, l.n_in, l.backward_panels);
+  product(d, ld, 1, l.backward_panels, 0, rows, l.n_in, l.n_out, nullptr, add, dx, ldx, false);
+}
+
+static double square_sum(const float* x, long n) {  // 16 partial sums in double precision
+  double part[16] = {};
+  long i = 0;
+  for (; i + 16 <= n; i += 16)
+    for (int k = 0; k < 16; k++) part[k] += (double)x[i + k] * x[i + k];
+  for (; i < n; i++) part[i % 16] += (double)x[i] * x[i];
+  for (int half = 8; half; half /= 2)
+    for (int k = 0; k < half; k++) part[k] += part[k + half];
+  return part[0];
+}
+
+static void scale(float* x, long n, float factor) {
+  for (long i = 0; i < n; i++) x[i] *= factor;
+}
+
+static void adam(float* __restrict p, const float* __restrict g, float* __restrict m, float* __restrict v, long n,
+                 const Adam& o) {
+  const Adam a = o;
+  for (long i = 0; i < n; i++) {
+    const float d = g[i] + a.weight_decay * p[i];
+    m[i] += a.new_moment * (d - m[i]);
+    v[i] = a.old_square * v[i] + a.new_square * (d * d);
+    p[i] -= a.step_size * (m[i] / (std::sqrt(v[i]) + a.eps));  // step size and ε have the factor √(1 − β₂ᵗ)
+  }
+}
