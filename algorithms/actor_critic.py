@@ -14,6 +14,7 @@ import torch.nn.functional as F
 
 from parl_like.algorithms.unrolls import discounts, joined, normalized, sequences
 from parl_like.data.returns import gae, next_values
+from parl_like.learning._written import squared
 from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Algorithm, Schedule, Window, value_of
 from parl_like.learning.explorers import (
@@ -29,6 +30,7 @@ from parl_like.learning.explorers import (
 )
 from parl_like.learning.model import Model, one_step
 from parl_like.learning.model_check import answer, check_shape, refuse
+from parl_like.learning.native import WrittenEvaluation, WrittenLoss, twin_of
 from parl_like.values.action_codec import ActionCodec
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array, leaf_spaces, nest
@@ -180,6 +182,21 @@ class ActorCritic(Algorithm):
         loss, weight = policy_loss + self.value_weight * value_loss, value_of(self.entropy, self.updates)
         return loss - weight * entropy if weight else loss
 
+    def written(self, batch: Batch) -> WrittenEvaluation | None:
+        """Return what the model says of the rows, with gradients that are written out; None: it has none."""
+        written = getattr(self.model, "written", None)
+        return None if self.recurrent or written is None else written(batch.obs, batch.act)
+
+    def written_loss(self, written: WrittenEvaluation, batch: Batch, policy_loss: float, d_log_prob: Array,
+                     value_clip: float | None = None) -> dict[str, Any]:
+        """Return what `learn` does, of the policy's loss and its gradient by log π [N]."""
+        weight, entropy = value_of(self.entropy, self.updates), written.policy.entropy
+        old = None if value_clip is None else batch.value.numpy()
+        d_value, value_loss = squared(written.value, batch.returns.numpy(), self.value_weight, old, value_clip or 0.0)
+        loss = policy_loss + self.value_weight * value_loss - (weight * entropy if weight else 0.0)
+        return {"loss": WrittenLoss(loss, lambda: written.backward(d_log_prob, -weight, d_value)), "policy_loss": policy_loss,
+                "value_loss": value_loss, "entropy": entropy}
+
     def value_and_entropy(self, out: Mapping[str, torch.Tensor], value: torch.Tensor, batch: Batch) -> tuple[torch.Tensor,
                                                                                                              torch.Tensor]:
         with torch.set_grad_enabled(bool(value_of(self.entropy, self.updates))):  # with weight 0 a metric, no gradient to pay for
@@ -199,6 +216,14 @@ class A2C(ActorCritic):
         value_loss, entropy = self.value_and_entropy(out, value, batch)
         loss = self.total_loss(policy_loss, value_loss, entropy)
         return {"loss": loss, "policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach()}
+
+    @twin_of(learn)
+    def native_learn(self, batch: Batch) -> Mapping[str, Any] | None:
+        if (written := self.written(batch)) is None:
+            return None
+        advantage = batch.advantage.numpy()
+        loss = -float(np.dot(written.policy.log_prob, advantage)) / len(advantage)
+        return self.written_loss(written, batch, loss, advantage / -len(advantage))
 
 
 def has_log_prob(batch: Batch) -> bool:

@@ -6,14 +6,18 @@ import math
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor
 
 from parl_like.algorithms.targets import legal_actions, row_mean
+from parl_like.learning._written import critics
 from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.algorithm import Algorithm, Loss
 from parl_like.learning.model_check import ContractError, answer, check_methods, check_shape
+from parl_like.learning.native import Network, Pass, WrittenLoss
 from parl_like.values.batch import Batch
+from parl_like.values.spec import Array
 
 
 def actor_and_critics(algorithm: Algorithm, delay: int | str = 1) -> dict[str, Loss]:
@@ -39,6 +43,51 @@ def check_actor_q(algorithm: Algorithm, inputs: Batch, *wanted: str) -> None:
     discrete = isinstance(act, gym.spaces.Discrete)
     q = answer(algorithm, "q", inputs.obs, *(() if discrete else (torch.zeros(2, *act.shape),)))
     check_shape(algorithm, "q", q, (len(q), 2, int(act.n)) if discrete else (len(q), 2))
+
+
+class WrittenActorQ:
+    """Policy and critics of `MLPActorQ` for the features [N, size] of some rows, with gradients that are written out."""
+
+    def __init__(self, actor: Network, critics: Network, features: Array) -> None:
+        self.actor, self.critics, self.features = actor, critics, features
+
+    def values(self, act: Array) -> tuple[list[Array], Pass]:
+        """Return the critics' values of actions [N, dim], [N, 1] each, and what their gradients need."""
+        self.critics.ready()
+        return self.critics.keep(np.concatenate([self.features, act], 1))
+
+    def policy(self) -> tuple[Array, Pass]:
+        """Return what the policy's last layer gives out, [N, numbers], and what its gradient needs."""
+        (numbers,), kept = self.actor.keep(self.features)
+        return numbers, kept
+
+    def critic_terms(self, batch: Batch) -> dict[str, object]:
+        """As `critic_terms`, of the critics' values of the rows' actions."""
+        values, kept = self.values(batch.act.reshape(len(batch.act), -1).float().numpy())
+        weight = batch.weight.float().numpy() if "weight" in batch else None
+        gradients, loss, priority = critics(values, batch.target.numpy(), weight)
+        return {"critic": WrittenLoss(loss, lambda: self.critics.write(kept, gradients)), "priority": torch.from_numpy(priority)}
+
+    def by_act(self, kept: Pass, gradients: list[Any]) -> Array:
+        """Return the gradient of the actions [N, dim], from those of the values."""
+        whole = self.critics.backward(kept, gradients, None, to_input=True, last=True)
+        assert whole is not None
+        return whole[:, self.features.shape[1] :]
+
+    def write_policy(self, kept: Pass, gradient: Array) -> None:
+        """Put the gradients into the policy's parameters, from that of what its last layer gives out."""
+        self.actor.write(kept, [np.ascontiguousarray(gradient)])
+
+
+def written_actor_q(model: Any, obs: Any) -> WrittenActorQ | None:
+    """Return policy and critics for these observations, where compiled loops compute both, with one number of each critic; else
+    None."""
+    native = getattr(model, "native", {})
+    actor, of_critics = native.get("actor"), native.get("critics")
+    if actor is None or of_critics is None or model.heads != 1 or not (actor.learns() and of_critics.learns()):
+        return None
+    x = model.perception(obs)
+    return None if x.requires_grad or x.ndim != 2 else WrittenActorQ(actor, of_critics, x.contiguous().numpy())
 
 
 def box_only(algorithm: Algorithm) -> None:

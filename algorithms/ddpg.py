@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 
-from parl_like.algorithms.actor_q import actor_and_critics, critic_terms
+from parl_like.algorithms.actor_q import WrittenActorQ, actor_and_critics, critic_terms, written_actor_q
 from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Algorithm, Schedule, Window
@@ -15,6 +16,7 @@ from parl_like.learning.explorers import Explorer, Noisy
 from parl_like.learning.fixed_settings import explorers_have
 from parl_like.learning.model import Model
 from parl_like.learning.model_check import answer, check_shape
+from parl_like.learning.native import WrittenLoss, twin_of
 from parl_like.values.batch import Batch
 
 
@@ -86,6 +88,25 @@ class TD3(Algorithm):
             q = self.model.q(batch.obs, self.model.act(batch.obs))[0].mean()
             yield {"actor": -q, "q": q.detach()}
 
+    @twin_of(learn)
+    def native_learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None] | None:
+        written = written_actor_q(self.model, batch.obs)
+        return None if written is None else self._written_steps(batch, written)
+
+    def _written_steps(self, batch: Batch, written: WrittenActorQ) -> Generator[Mapping[str, Any], None, None]:
+        yield written.critic_terms(batch)
+        if self.due("actor"):
+            numbers, kept = written.policy()
+            act = np.tanh(numbers)
+            values, of_critics = written.values(act)
+            q = float(values[0].mean())
+
+            def write() -> None:
+                d_q = np.full_like(values[0], -1.0 / len(act))
+                written.write_policy(kept, written.by_act(of_critics, [d_q, *[None] * (len(values) - 1)]) * (1.0 - act * act))
+
+            yield {"actor": WrittenLoss(-q, write), "q": q}
+
     def post_process(self, batch: Batch) -> None:
         self.update_target(self.target, tau=self.tau, period=self.delay)
 
@@ -93,6 +114,8 @@ class TD3(Algorithm):
 class DDPG(TD3):
     """TD3 as it was before: the actor learns in every update, and the target's action gets no noise. Give the model one critic
     (`critics=1`)."""
+
+    native_learn = TD3.native_learn
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005,

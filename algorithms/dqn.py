@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from parl_like.algorithms.targets import powers, rewards_and_discount
+from parl_like.learning._written import huber
 from parl_like.learning.action_spaces import Takes, taken_by
 from parl_like.learning.algorithm import Algorithm, Schedule, Window
 from parl_like.learning.explorers import EpsilonGreedy, Explorer
 from parl_like.learning.fixed_settings import explorers_have
 from parl_like.learning.model import Model
 from parl_like.learning.model_check import ContractError, answer, check_shape
+from parl_like.learning.native import WrittenLoss, twin_of
 from parl_like.learning.noisy import draw_noise, noisy_layers, without_noise
 from parl_like.values.batch import Batch
 
@@ -124,6 +126,17 @@ class DQN(Algorithm):
             return {"loss": F.smooth_l1_loss(q, batch.target), "q": q.detach().mean()}
         losses = F.smooth_l1_loss(q, batch.target, reduction="none")
         return {"loss": (batch.weight * losses).mean(), "q": q.detach().mean(), "priority": (q - batch.target).detach().abs()}
+
+    @twin_of(learn)
+    def native_learn(self, batch: Batch) -> Mapping[str, Any] | None:
+        network = getattr(self.model, "native", {}).get("q")
+        if network is None or not network.learns() or (x := self.model.perception(batch.obs)).requires_grad:
+            return None
+        (q,), kept = network.keep(x.contiguous().numpy())
+        weight = batch.weight.float().numpy() if "weight" in batch else None
+        d_q, loss, mean, error = huber(q, batch.act.long().numpy(), batch.target.numpy(), weight)
+        out = {"loss": WrittenLoss(loss, lambda: network.write(kept, [d_q])), "q": mean}
+        return out if weight is None else {**out, "priority": torch.from_numpy(error)}
 
     def post_process(self, batch: Batch) -> None:
         self.update_target(self.target, tau=self.tau, period=self.target_period if self.tau is None else 1)

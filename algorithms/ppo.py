@@ -10,8 +10,10 @@ import torch
 
 from parl_like.algorithms.actor_critic import ActorCritic
 from parl_like.algorithms.unrolls import minibatches_of, normalized, parts_of
+from parl_like.learning._written import clipped
 from parl_like.learning.algorithm import Schedule
 from parl_like.learning.model import Model
+from parl_like.learning.native import twin_of
 from parl_like.values.batch import Batch
 
 
@@ -105,6 +107,16 @@ class PPO(ActorCritic):
             loss = loss + self.kl_weight * self.model.head.kl(batch.out, out).mean()
             result["kl_weight"] = self.kl_weight
         return {"loss": loss, **result}
+
+    @twin_of(learn)
+    def native_learn(self, batch: Batch) -> Mapping[str, Any] | None:
+        if self.kl_weight or (written := self.written(batch)) is None:
+            return None
+        d_log_prob, policy_loss, kl = clipped(written.policy.log_prob, batch.log_prob.numpy(), batch.advantage.numpy(),
+                                              self.normalize, self.clip, self.dual_clip or 0.0)
+        if self.target_kl is not None:
+            self._kl = kl
+        return {**self.written_loss(written, batch, policy_loss, d_log_prob, self.value_clip), "kl": kl}
 
     def post_process(self, batch: Batch) -> None:
         if self.adaptive_kl is not None:

@@ -10,12 +10,22 @@ import gymnasium as gym
 import torch
 from torch import Tensor
 
-from parl_like.algorithms.actor_q import actor_and_critics, check_actor_q, critic_terms, default_entropy, expected
+from parl_like.algorithms.actor_q import (
+    WrittenActorQ,
+    actor_and_critics,
+    check_actor_q,
+    critic_terms,
+    default_entropy,
+    expected,
+    written_actor_q,
+)
 from parl_like.algorithms.targets import powers, rewards_and_discount
+from parl_like.learning._written import Squashed, least
 from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Algorithm, Loss, Schedule, Window
 from parl_like.learning.explorers import Categorical, Explorer, SquashedGaussian
 from parl_like.learning.model import Model
+from parl_like.learning.native import WrittenLoss, twin_of
 from parl_like.values.batch import Batch
 
 
@@ -120,6 +130,30 @@ class SAC(Algorithm):
             if self.log_alpha.requires_grad:
                 wanted = default_entropy(self.model.act_space, batch.obs) if self.target_entropy is None else self.target_entropy
                 yield {"temperature": -self.log_alpha * (log_p.detach().mean() + wanted)}
+
+    @twin_of(learn)
+    def native_learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None] | None:
+        written = None if self.discrete else written_actor_q(self.model, batch.obs)
+        return None if written is None else self._written_steps(batch, written)
+
+    def _written_steps(self, batch: Batch, written: WrittenActorQ) -> Generator[Mapping[str, Any], None, None]:
+        yield written.critic_terms(batch)
+        if self.due("actor"):
+            numbers, kept = written.policy()
+            shape = len(numbers), numbers.shape[1] // 2
+            noise = torch.randn(shape, generator=self.torch_rng)
+            drawn = Squashed(numbers, noise.numpy())
+            values, of_critics = written.values(drawn.act)
+            q, d_q = least(values, -1.0 / len(numbers))
+            alpha, log_p = float(self.log_alpha.detach().exp()), float(drawn.log_prob.mean())
+
+            def write() -> None:
+                written.write_policy(kept, drawn.gradient(written.by_act(of_critics, d_q), alpha / len(numbers)))
+
+            yield {"actor": WrittenLoss(alpha * log_p - float(q.mean()), write), "entropy": -log_p, "alpha": alpha}
+            if self.log_alpha.requires_grad:
+                wanted = default_entropy(self.model.act_space, batch.obs) if self.target_entropy is None else self.target_entropy
+                yield {"temperature": -self.log_alpha * (log_p + wanted)}
 
     def post_process(self, batch: Batch) -> None:
         self.update_target(self.target, tau=self.tau)

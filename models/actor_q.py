@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.model import Model
-from parl_like.learning.native import Layers
+from parl_like.learning.native import NetworkLayers
 from parl_like.models.heads import CategoricalHead, OrthogonalLinear, SquashedGaussianHead, mask_key
 from parl_like.models.mlp import MLP, DropoutEnsembleMLP, EnsembleMLP, perception
 
@@ -71,11 +71,11 @@ class MLPActorQ(Model):
         self.critics = (DropoutEnsembleMLP(critics, sizes, activation, dropout, layer_norm) if dropout or layer_norm else
                         EnsembleMLP(critics, sizes, activation, activate_last=False))
 
-    def native_networks(self) -> dict[str, Layers]:
+    def native_networks(self) -> dict[str, NetworkLayers]:
         """`actor`, of the features of the perception: what the head makes its outputs of; and `critics`, of these and actions."""
-        actor = Layers(int(self.perception.out_size))  # type: ignore[arg-type]
+        actor = NetworkLayers(int(self.perception.out_size))  # type: ignore[arg-type]
         actor.outputs["actor"] = actor.add(self.head, actor.add(self.body))
-        critics = Layers(actor.n_in if self.discrete else actor.n_in + self.dim)
+        critics = NetworkLayers(actor.n_in if self.discrete else actor.n_in + self.dim)
         critics.outputs = {f"critic {i}": end for i, end in enumerate(critics.add(self.critics))}
         return {"actor": actor, "critics": critics}
 

@@ -22,11 +22,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parl_like.learning._written import Categorical, Gaussian
 from parl_like.learning.explorers import legal, log_beta, log_slope, log_squashed, n_logits, part_of
 from parl_like.learning.layers import Brief, orthogonal_
-from parl_like.learning.native import Layers
+from parl_like.learning.native import NetworkLayers
 from parl_like.values.batch import Batch
-from parl_like.values.spec import leaf_spaces, parts_of
+from parl_like.values.spec import Array, leaf_spaces, parts_of
 
 ILLEGAL = -1e9
 LOG_2PI = math.log(2.0 * math.pi)
@@ -88,7 +89,7 @@ class OrthogonalLinear(nn.Linear):
         weights = self._parameters  # looked up directly and called as .forward: 3 µs less per call than through nn.Module
         return F.linear(features, weights["weight"], weights["bias"])  # type: ignore[arg-type]
 
-    def native_layers(self, network: Layers, source: int) -> int:
+    def native_layers(self, network: NetworkLayers, source: int) -> int:
         """Add it behind layer `source`; return its number."""
         return network.dense_layer(source, self.weight, self.bias)
 
@@ -114,13 +115,19 @@ class CategoricalHead(nn.Module, metaclass=Brief):
         """Features [N, in_size] and perhaps the legal actions [N, n], 0 for illegal → {'logits': [N, n]}."""
         return self.read(self.linear.forward(features), mask)
 
-    def native_layers(self, network: Layers, source: int) -> int:
+    def native_layers(self, network: NetworkLayers, source: int) -> int:
         """Add its layer behind layer `source`; return its number. What that gives out `read` reads."""
         return network.add(self.linear, source)  # type: ignore[no-any-return]
 
     def read(self, logits: Tensor, mask: Tensor | None = None) -> dict[str, Tensor]:
         """Return what `forward` does, of what the linear layer gave out."""
         return {"logits": logits if mask is None else masked(logits, mask.reshape(logits.shape), self.nvec)}
+
+    def written(self, numbers: Array, act: Tensor, mask: Tensor | None = None) -> Categorical:
+        """Return log π(act) and the entropy, with their gradients, of what the linear layer gave out."""
+        if mask is not None:
+            numbers = self.read(torch.from_numpy(numbers), mask)["logits"].numpy()
+        return Categorical(numbers, self.nvec or [self.n], act.long().reshape(len(act), -1).numpy())
 
     def log_probs(self, out: Out) -> Tensor:
         """log π of every action, [N, n]. `out` may carry a `mask` [N, n] beside its `logits`."""
@@ -150,7 +157,7 @@ class MultiCategoricalHead(CategoricalHead):
 
     explorer = "multi_categorical"
     offsets: Tensor
-    native_layers = CategoricalHead.native_layers
+    native_layers, written = CategoricalHead.native_layers, CategoricalHead.written
 
     def __init__(self, in_size: int, nvec: Sequence[int], gain: float | None = 0.01) -> None:
         super().__init__(in_size, sum(nvec), gain)
@@ -205,6 +212,11 @@ class GaussianHead(nn.Module, metaclass=Brief):
             return {"mean": mean, "log_std": self.log_std.expand_as(mean)}
         mean, log_std = mean.chunk(2, -1)
         return {"mean": mean, "log_std": log_std.clamp(-20.0, 2.0)}
+
+    def written(self, numbers: Array, act: Tensor, mask: Tensor | None = None) -> Gaussian:
+        """Return log π(act) and the entropy, with their gradients, of what the linear layer gave out."""
+        own = None if self.log_std is None else self.log_std.detach().numpy()
+        return Gaussian(numbers, own, act.float().reshape(len(act), -1).numpy())
 
     def log_prob(self, out: Out, act: Tensor) -> Tensor:
         """log density [N] = Σ −½ ((act − mean) / std)² − log std − ½ log 2π; act [N, ...] with dim numbers per row."""

@@ -17,7 +17,7 @@ from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.layers import Brief, orthogonal_
 from parl_like.learning.layers import activation as activation_named
 from parl_like.learning.model import Model
-from parl_like.learning.native import Layers, NotNative
+from parl_like.learning.native import NetworkLayers, NotNative, WrittenEvaluation
 from parl_like.learning.noisy import NoisyLinear
 from parl_like.models.heads import Distribution, OrthogonalLinear, make_head, mask_key, mask_names, masked
 from parl_like.values.spec import leaf_spaces, nest
@@ -84,7 +84,7 @@ class MLP(nn.Module, metaclass=Brief):
                 x = activate(x)
         return x.view(*shape[:-1], x.shape[-1]) if len(shape) > 2 else x
 
-    def native_layers(self, network: Layers, source: int) -> int:
+    def native_layers(self, network: NetworkLayers, source: int) -> int:
         """Add its layers behind layer `source`; return the number of the last."""
         if self.noisy:
             raise NotNative("noisy layers")
@@ -160,7 +160,7 @@ class EnsembleMLP(nn.Module, metaclass=Brief):
                 h = self.activation(h)
         return h if x.ndim == 2 else h.reshape(*x.shape[:-1], self.out_size)
 
-    def native_layers(self, network: Layers, source: int) -> list[int]:
+    def native_layers(self, network: NetworkLayers, source: int) -> list[int]:
         """Add the layers of each network behind layer `source`; return the number of its last."""
         layers = self.layers()
         ends = [source] * self.n
@@ -200,7 +200,7 @@ class DropoutEnsembleMLP(EnsembleMLP):
     def one(self, i: int, x: Tensor) -> Tensor:
         return self(x)[i]  # type: ignore[no-any-return]
 
-    def native_layers(self, network: Layers, source: int) -> list[int]:
+    def native_layers(self, network: NetworkLayers, source: int) -> list[int]:
         """As `EnsembleMLP`."""
         if type(self.dropout) is not nn.Identity:
             raise NotNative("dropout")
@@ -392,11 +392,11 @@ class MLPQ(Model):
             q = self.mean(self.values(obs))
         return q if self.mask is None else masked(q, obs[self.mask])
 
-    def native_networks(self) -> dict[str, Layers]:
+    def native_networks(self) -> dict[str, NetworkLayers]:
         """`q`, from the features of the perception; without dueling and several numbers for an action."""
         if not self.plain:
             raise NotNative("dueling, or several numbers for an action")
-        layers = Layers(int(self.perception.out_size))  # type: ignore[arg-type]
+        layers = NetworkLayers(int(self.perception.out_size))  # type: ignore[arg-type]
         layers.outputs["q"] = layers.add(self.net)
         return {"q": layers}
 
@@ -472,9 +472,21 @@ class MLPActorCritic(Model):
         actor, critic = self.own(self._features(obs)).unbind()
         return self._out(obs, actor), self.value_head.forward(critic).squeeze(-1)
 
-    def native_networks(self) -> dict[str, Layers]:
+    def written(self, obs: Any, act: Tensor) -> WrittenEvaluation | None:
+        """Return `evaluate`, log π(act) and the entropy, with gradients that are written out; None: torch has to compute them."""
+        network, head = self.native.get("evaluate"), self.head
+        own = getattr(head, "log_std", None)
+        if network is None or "written" not in vars(type(head)) or not network.learns() or not (own is None or own.requires_grad):
+            return None
+        x = self.perception(obs)
+        if x.requires_grad or x.ndim != 2:
+            return None
+        (numbers, value), kept = network.keep(x.contiguous().numpy())
+        return WrittenEvaluation(network, kept, head.written(numbers, act, self._mask(obs)), value, own)  # type: ignore
+
+    def native_networks(self) -> dict[str, NetworkLayers]:
         """`evaluate`, `policy` and `value`, from the features of the perception: what the head makes its outputs of, and V."""
-        layers = Layers(int(self.perception.out_size))  # type: ignore[arg-type]
+        layers = NetworkLayers(int(self.perception.out_size))  # type: ignore[arg-type]
         actor, critic = layers.add(self.own, layers.add(self.body) if self.shared else -1)
         layers.outputs = {"policy": layers.add(self.head, actor), "value": layers.add(self.value_head, critic)}
         return {"evaluate": layers, "policy": layers.only("policy"), "value": layers.only("value")}

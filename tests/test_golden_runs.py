@@ -21,6 +21,7 @@ from hashlib import blake2b
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NamedTuple
+from unittest.mock import patch
 
 import gymnasium
 import numpy as np
@@ -31,6 +32,7 @@ from parl_like import Hook
 from parl_like.algorithms import QLearning
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
+from parl_like.tasks.task_options import TaskOptions
 
 FILE = Path(__file__).parent / "data" / "golden_runs.json"
 TOLERANCE = 1e-3
@@ -45,6 +47,7 @@ class Case(NamedTuple):
     options: Mapping = {}
     drivers: tuple = ()
     offline: bool = False
+    native: bool = False  # whether compiled loops of our own compute what they can, or torch all
 
 
 FEW = {"OffPolicyHelper.warmup": 64, "OffPolicyHelper.batch_size": 32}
@@ -80,6 +83,7 @@ CASES = {
     "vector, off-policy": Case("dqn-cartpole", 240, {**FEW, **VECTOR}),
     "offline": Case("dqn-cartpole", 60, {"helper": "OfflineHelper", "OfflineHelper.batch_size": 32}, offline=True),
 }
+CASES |= {f"{name}, native": CASES[name]._replace(native=True) for name in ("ppo", "dqn", "sac", "vector", "mbpo")}
 CLOCKED = re.compile(r"_s$")
 CLOCKED_IN_WORKERS = re.compile(r"_s$|/(predict|learn)/|iterations$|episodes_cut$")
 """Metrics that the clock decides: seconds, and how requests of workers meet."""
@@ -187,8 +191,14 @@ def built(name, driver, folder, seed, **more):
     config = experiment.config
     if case.offline:
         config = {key: value for key, value in config.items() if key not in ("size", "learn_every", "batch_size", "n_agents")}
-    module = experiment.module()
-    return module.build(configs.resolve(module.Config, config, options))
+    module, check = experiment.module(), TaskOptions.__post_init__
+
+    def chosen(task_options):
+        check(task_options)
+        task_options.native = case.native
+
+    with patch.object(TaskOptions, "__post_init__", chosen):
+        return module.build(configs.resolve(module.Config, config, options))
 
 
 def run(name, driver, folder, **more):
@@ -252,7 +262,7 @@ def alike(found, golden):
 
 @pytest.mark.parametrize(("name", "driver"), RUNS, ids=map("-".join, RUNS))
 def test_a_run_and_one_that_is_resumed_give_what_the_file_holds(name, driver, golden, exact, tmp_path):
-    if name == "hierarchy":
+    if name.startswith("hierarchy"):
         pytest.importorskip("minigrid")
     if driver == "processes" and sys.platform != "linux":
         pytest.skip("workers are forked")
@@ -298,7 +308,7 @@ def test_q_learning_without_its_compiled_row_gives_what_the_file_holds(golden, e
 @pytest.mark.parametrize("name", ["ppo", "vector"])
 def test_on_policy_runs_of_rays_actors_are_those_of_workers(name, golden, exact, tmp_path):
     pytest.importorskip("ray")
-    whole, resumed = run(name, "ray", tmp_path)
+    whole, resumed = run(name, "ray", tmp_path, **{"ComputationTask.native": False})
     assert resumed == whole, "a run that goes on from its middle"
     assert check(whole, golden["runs"][f"{name} processes"], exact) == {}
 

@@ -115,6 +115,9 @@ class Session:
         parts = f"robot {self.experiment.robot}", f"{config.n_agents} agents", config.driver, f"seed {config.seed}"
         self.title = f"{self.experiment.name} ({', '.join(parts)})"
         self.display.say(f"{verb} {self.title}: {config.total_steps:,} env steps -> {run.path}; Ctrl-C saves and stops")
+        ways = {name: way for name, task in self.robot.tasks.items() if (way := getattr(task, "computes", ""))}
+        if ways:
+            self.display.say("computed by: " + "; ".join(f"{name} {way}" for name, way in ways.items()))
         for note in self.robot.notes:
             run.event("note", text=note)
             self.display.say(note)

@@ -56,6 +56,7 @@ cdef extern from "native.h" namespace "native" nogil:
 cdef int LEVEL = 0
 cdef const Kernels* KERNELS = kernels_of(2, &LEVEL)
 cdef enum: CHUNK = 256  # rows of a forward pass that keeps nothing: their values stay in the cache
+cdef object FLOAT = torch.float32, STRIDED = torch.strided
 ACTIVATIONS = ("identity", "tanh", "relu", "silu")
 
 
@@ -117,7 +118,7 @@ cdef class Pass:
 
 
 cdef class Network:
-    """The network that a `parl_like.learning.native.Layers` describes, on the memory of its parameters.
+    """The network that a `parl_like.learning.native.NetworkLayers` describes, on the memory of its parameters.
 
     Its methods are called by one thread at a time, as all that reads parameters.
 
@@ -137,6 +138,7 @@ cdef class Network:
     cdef vector[float*] pointers
     cdef vector[long] outputs
     cdef Pass scratch, spare
+    cdef object flat, views
     cdef cbool broken, packed
     cdef readonly object description
     cdef readonly tuple parameters
@@ -281,9 +283,29 @@ cdef class Network:
             self.leave(kept, self.outputs[i], out[i], 0, rows)
         return out, kept
 
-    def backward(self, Pass kept not None, list gradients not None, float[::1] into not None, *, cbool to_input=False,
-                 cbool last=False):
-        """Write the gradients of all parameters into the flat array `into` [size].
+    cpdef cbool learns(self):
+        """Return whether it is ready, and all its parameters take gradients."""
+        if not self.ready():
+            return False
+        for parameter in self.parameters:
+            if not parameter.requires_grad:
+                return False
+        return True
+
+    def write(self, Pass kept not None, list gradients not None):
+        """As `backward`, with the gradients into `grad` of the parameters: views of one array, which the next call overwrites.
+        `kept` is used no more."""
+        if self.flat is None:
+            self.flat = np.zeros(self.size, np.float32)
+            whole = torch.from_numpy(self.flat)
+            self.views = [whole[begin : begin + parameter.numel()].view(parameter.shape)
+                          for begin, parameter in zip(self.starts, self.parameters)]
+        self.backward(kept, gradients, self.flat, last=True)
+        for parameter, view in zip(self.parameters, self.views):
+            parameter.grad = view
+
+    def backward(self, Pass kept not None, list gradients not None, float[::1] into, *, cbool to_input=False, cbool last=False):
+        """Write the gradients of all parameters into the flat array `into` [size]; None: these are not wanted.
 
         Args:
             kept: Of a call of `keep`, since which the parameters have not changed.
@@ -295,7 +317,10 @@ cdef class Network:
         cdef const float[:, ::1] one
         cdef long i, k, r, rows = kept.rows, ld, n_out
         cdef float* d
-        if into.shape[0] != self.size or len(gradients) != <long>self.outputs.size():
+        cdef float* to = NULL
+        if into is not None and into.shape[0] == self.size:
+            to = &into[0]
+        if (to == NULL and into is not None) or len(gradients) != <long>self.outputs.size():
             raise ValueError(f"backward: room for {into.shape[0]} numbers and {len(gradients)} gradients of outputs; expected "
                              f"{self.size} and {self.outputs.size()}")
         wanted.assign(self.layers.size(), 0)
@@ -314,7 +339,7 @@ cdef class Network:
             wanted[i] = 1
         with nogil:
             run_backward(KERNELS[0], self.layers.data(), kept.values.data(), self.layers.size(), kept.x,
-                         kept.dx if to_input else NULL, rows, wanted.data(), &into[0])
+                         kept.dx if to_input else NULL, rows, wanted.data(), to)
         result = None
         cdef float[:, ::1] dx
         if to_input:
@@ -354,6 +379,17 @@ def plain(tensor):
             and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj())
 
 
+def dense(list parameters not None, list gradients not None):
+    """Return whether parameters and their gradients are all `plain`. A gradient has its parameter's type and device."""
+    for tensor in parameters:
+        if tensor.dtype is not FLOAT or not tensor.is_cpu or not tensor.is_contiguous():
+            return False
+    for tensor in gradients:
+        if tensor.layout is not STRIDED or not tensor.is_contiguous():
+            return False
+    return True
+
+
 cdef gather(list tensors, vector[float*]& pointers):
     for tensor in tensors:
         pointers.push_back(pointer(tensor))
@@ -383,10 +419,13 @@ def scale(list tensors not None, float factor):
     run_scale(KERNELS[0], parts.data(), sizes.data(), parts.size(), factor)
 
 
-def adam(list parameters not None, list gradients not None, list moments not None, list squares not None, list steps not None, *,
-         double lr, double beta1, double beta2, double eps, double weight_decay):
-    """One step of Adam, in place; all are `plain` tensors, and `steps` count with this one."""
+def adam(list parameters not None, list gradients not None, list moments not None, list squares not None, list steps not None,
+         list counts not None, *, double lr, double beta1, double beta2, double eps, double weight_decay):
+    """One step of Adam, in place; all are `plain` tensors. `steps`: of each parameter its count, one of `counts`, which are raised
+    first."""
     cdef vector[float*] p, g, m, v, s
+    for count in counts:
+        pointer(count)[0] += 1.0
     cdef vector[long] sizes
     gather(parameters, p)
     gather(gradients, g)

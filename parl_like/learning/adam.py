@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
 
+from parl_like.learning import _native
 from parl_like.learning.eager_optimizers import spare_compiler
 
 _DENORMAL = 5e-324
@@ -19,6 +21,8 @@ def step(optimizer: torch.optim.Optimizer) -> None:
     The moments of a unit that gets no gradient, such as a ReLU that never fires, shrink until they are such denormal numbers, and
     stay there; processors compute with them many times slower, and what they would change is below the precision of a weight.
     """
+    if isinstance(optimizer, FusedAdam) and optimizer.step_natively():  # its loops see to that
+        return
     before = _DENORMAL == 0.0  # so it is where this thread flushes them already
     torch.set_flush_denormal(True)
     try:
@@ -38,9 +42,14 @@ class FusedAdam(torch.optim.Adam):
         lr: Learning rate, above 0.
         betas, eps, weight_decay: As for `torch.optim.Adam`.
 
+    Attributes:
+        native: Whether a step is a compiled loop of our own, where parameters and gradients are dense float32 on the CPU.
+
     Raises:
         ValueError: there is more than one parameter group.
     """
+
+    native = False
 
     def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0):
@@ -51,6 +60,7 @@ class FusedAdam(torch.optim.Adam):
         self._lists: tuple[list[torch.Tensor], ...] = ()
         self._members: list[torch.Tensor] = []
         self._counts: list[torch.Tensor] = []
+        self._plain = False
 
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
@@ -60,22 +70,36 @@ class FusedAdam(torch.optim.Adam):
         for parameter in self.param_groups[0]["params"]:
             parameter.grad = None
 
-    @torch.no_grad()
     def step(self, closure: object = None) -> None:  # type: ignore[override]
-        group = self.param_groups[0]
-        members = [p for p in group["params"] if p.grad is not None]
-        if len(members) != len(self._members) or any(a is not b for a, b in zip(members, self._members, strict=True)):
-            self._gather(members)
-        moments, squares, counts = self._lists
+        if self.step_natively():
+            return
+        group, members, (moments, squares, counts) = self.param_groups[0], self._members, self._lists
+        gradients: Any = [p.grad for p in members]
+        beta1, beta2 = group["betas"]
         for count in self._counts:
             count += 1.0
-        torch._fused_adam_(
-            members, [p.grad for p in members], moments, squares, [], counts, lr=group["lr"], beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False, grad_scale=None, found_inf=None,
-        )
+        with torch.no_grad():
+            torch._fused_adam_(
+                members, gradients, moments, squares, [], counts, lr=group["lr"], beta1=beta1, beta2=beta2,
+                weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False, grad_scale=None,
+                found_inf=None)
 
     step.hooked = True  # type: ignore[attr-defined]  # keeps Optimizer.__init__ from wrapping step in profiler hooks
+
+    def step_natively(self) -> bool:
+        """Take a step by compiled loops, where they may; return whether they did. Else what a step needs is gathered."""
+        group = self.param_groups[0]
+        members = [p for p in group["params"] if p.grad is not None]
+        if len(members) != len(self._members) or not all(map(operator.is_, members, self._members)):
+            self._gather(members)
+        gradients: Any = [p.grad for p in members]
+        if not (self.native and self._plain and _native.dense(members, gradients)):
+            return False
+        moments, squares, counts = self._lists
+        beta1, beta2 = group["betas"]
+        _native.adam(members, gradients, moments, squares, counts, self._counts, lr=group["lr"], beta1=beta1, beta2=beta2,
+                     eps=group["eps"], weight_decay=group["weight_decay"])
+        return True
 
     def _gather(self, members: list[torch.Tensor]) -> None:
         for p in members:
@@ -91,3 +115,4 @@ class FusedAdam(torch.optim.Adam):
         self._counts = list(counters.values())
         self._members = members
         self._lists = tuple([self.state[p][key] for p in members] for key in ("exp_avg", "exp_avg_sq", "step"))
+        self._plain = all(_native.plain(one) for some in self._lists for one in some)

@@ -204,6 +204,14 @@ class Algorithm(Guarded):
         """
         raise TypeError(f"{type(self).__name__} has no learn(batch): write it, or give the task a helper that never learns")
 
+    def native_learn(self, batch: Batch) -> Any:
+        """`learn` with gradients that are written out, for networks that compiled loops compute (`parl_like.learning.native`):
+        the same, with a `WrittenLoss` for each loss. None: these settings, or this model, are for `learn`.
+
+        It is for one class exactly, and marked as the twin of its `learn` (`twin_of`).
+        """
+        return None
+
     def due(self, loss: str) -> bool:
         """Return whether this update is one of those in which that loss is stepped: every `every`-th.
 

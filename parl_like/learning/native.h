@@ -34,7 +34,7 @@ struct Values {
 };
 
 struct Adam {
-  float weight_decay, new_moment, old_square, new_square, step_size, eps;
+  float weight_decay, old_moment, new_moment, old_square, new_square, step_size, eps;
 };
 
 struct Kernels {
@@ -164,7 +164,7 @@ inline void run_adam(const Kernels& k, float* const* p, float* const* g, float* 
   Flush flush;
   for (long i = 0; i < n; i++) {
     const double root = std::sqrt(1.0 - std::pow(beta2, (double)*steps[i]));
-    const Adam options = {(float)weight_decay, (float)(1.0 - beta1), (float)beta2, (float)(1.0 - beta2),
+    const Adam options = {(float)weight_decay, (float)beta1, (float)(1.0 - beta1), (float)beta2, (float)(1.0 - beta2),
                           (float)(lr / (1.0 - std::pow(beta1, (double)*steps[i])) * root), (float)(eps * root)};
     k.adam(p[i], g[i], m[i], v[i], sizes[i], options);
   }

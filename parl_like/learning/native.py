@@ -7,7 +7,7 @@ other types of numbers, another device, or attributes changed since is left to t
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from parl_like.learning._native import ACTIVATIONS, plain
 from parl_like.learning._native import Network as Network
+from parl_like.learning._native import Pass as Pass
 from parl_like.learning.layers import ACTIVATIONS as FUNCTIONS
 from parl_like.values.spec import Array
 
@@ -57,7 +58,7 @@ class Dense:
 
 
 @dataclass(eq=False)
-class Layers:
+class NetworkLayers:
     """The description of a network.
 
     Attributes:
@@ -104,7 +105,7 @@ class Layers:
         self.dense.append(layer)
         return len(self.dense) - 1
 
-    def only(self, *names: str) -> Layers:
+    def only(self, *names: str) -> NetworkLayers:
         """Return the network of some of the outputs, without the layers that only others need."""
         needed: set[int] = set()
         for at in (self.outputs[name] for name in names):
@@ -114,7 +115,7 @@ class Layers:
         places = {-1: -1, **{old: new for new, old in enumerate(sorted(needed))}}
         dense = [Dense(places[one.source], one.weight, one.bias, one.activation, one.member, one.norm)
                  for i, one in enumerate(self.dense) if i in needed]
-        return Layers(self.n_in, dense, {name: places[self.outputs[name]] for name in names}, self.modules)
+        return NetworkLayers(self.n_in, dense, {name: places[self.outputs[name]] for name in names}, self.modules)
 
 
 def check(tensor: Tensor) -> None:
@@ -123,6 +124,64 @@ def check(tensor: Tensor) -> None:
         raise NotNative(f"a parameter of {tensor.dtype} on {tensor.device}, or one that is no plain parameter")
     if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
         raise NotNative("a parameter has hooks")
+
+
+class WrittenLoss:
+    """A loss whose gradient an algorithm has written out: it stands for a scalar tensor with a gradient.
+
+    Args:
+        value: The loss.
+        write: Makes the gradients, and puts them into the parameters.
+    """
+
+    requires_grad, shape = True, ()
+
+    def __init__(self, value: float, write: Callable[[], None]) -> None:
+        self.value, self.write = value, write
+
+    def item(self) -> float:
+        """Return the loss."""
+        return self.value
+
+    def numel(self) -> int:
+        """Return 1, as of any scalar."""
+        return 1
+
+    def backward(self, inputs: object = None, retain_graph: bool = False) -> None:
+        """Put the gradients into the parameters; the arguments are those of a tensor's."""
+        self.write()
+
+
+class WrittenEvaluation:
+    """Log-probabilities, entropy and values of some rows, with gradients that are written out.
+
+    Attributes:
+        policy: Has log π(act) [N] as `log_prob` and the mean `entropy`. value: [N, 1].
+    """
+
+    def __init__(self, network: Network, kept: Pass, policy: Any, value: Array, own: nn.Parameter | None = None) -> None:
+        self.network, self.kept, self.policy, self.value, self.own = network, kept, policy, value, own
+
+    def backward(self, d_log_prob: Array, d_entropy: float, d_value: Array) -> None:
+        """Put the gradients into the parameters, from those of `log_prob` [N], `entropy` and `value` [N, 1]."""
+        self.network.write(self.kept, [self.policy.gradient(d_log_prob, d_entropy), d_value])
+        if self.own is not None:
+            self.own.grad = torch.from_numpy(self.policy.d_parameter)
+
+
+def twin_of(learn: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Mark a `native_learn` as the twin of this `learn`."""
+    def mark(native_learn: Any) -> Any:
+        native_learn.twin = learn
+        return native_learn
+    return mark
+
+
+def has_native_learn(algorithm: object) -> bool:
+    """Return whether an algorithm learns as its class's own `native_learn` does: a class made from it may have changed a part."""
+    kind: Any = type(algorithm)
+    own = vars(kind).get("native_learn")
+    return own is not None and getattr(own, "twin", None) is kind.learn and "learn" not in vars(algorithm)
 
 
 class NetworkNode(torch.autograd.Function):
@@ -162,11 +221,11 @@ def compute(network: Network, x: Tensor) -> tuple[Tensor, ...] | None:
     return tuple(torch.from_numpy(one) for one in network.forward(x.contiguous().numpy()))
 
 
-def describe(model: nn.Module) -> Mapping[str, Layers]:
+def describe(model: nn.Module) -> Mapping[str, NetworkLayers]:
     """Return the networks of a model by name. Raises NotNative, with the reason, where it has none."""
     if "native_networks" not in vars(type(model)):
         raise NotNative(f"{type(model).__name__} does not describe its networks")
-    networks: Mapping[str, Layers] = model.native_networks()  # type: ignore[operator]
+    networks: Mapping[str, NetworkLayers] = model.native_networks()  # type: ignore[operator]
     for layers in networks.values():
         layers.watch(model, method="native_networks")
     return networks
@@ -177,10 +236,30 @@ def networks_of(model: nn.Module) -> dict[str, Network]:
     return {name: Network(layers) for name, layers in describe(model).items()}
 
 
+def choose(algorithm: Any, native: bool) -> str:
+    """Let the networks of an algorithm be computed natively as far as they can, or all by torch; return in words what computes
+    them."""
+    reasons: dict[str, str] = {}
+    for network in algorithm.networks().values():
+        if not isinstance(getattr(network, "native", None), Mapping):  # no model of ours
+            continue
+        network.native = {}
+        if native:
+            try:
+                network.native = networks_of(network)
+            except NotNative as reason:
+                reasons[str(reason)] = ""
+    if not native:
+        return "torch"
+    if reasons:
+        return f"torch ({'; '.join(reasons)}), native optimiser steps"
+    return "native, losses too" if has_native_learn(algorithm) else "native layers, losses by torch"
+
+
 # ---- the twin of the kernels in NumPy, for tests
 
 
-def forward_twin(layers: Layers, x: Array) -> list[dict[str, Array]]:
+def forward_twin(layers: NetworkLayers, x: Array) -> list[dict[str, Array]]:
     """Return of each layer `x` [N, n_in], its input; `z` and `y` [N, n_out], before and after the activation; `h` and `slope` of
     its norm."""
     values: list[dict[str, Array]] = []
@@ -202,7 +281,7 @@ def forward_twin(layers: Layers, x: Array) -> list[dict[str, Array]]:
     return values
 
 
-def backward_twin(layers: Layers, values: list[dict[str, Array]], gradients: Mapping[str, Array]
+def backward_twin(layers: NetworkLayers, values: list[dict[str, Array]], gradients: Mapping[str, Array]
                   ) -> tuple[Array, dict[int, Array]]:
     """Return the gradient of the input [N, n_in], and those of the parameters by their ids."""
     wanted: list[Any] = [0.0] * len(values)

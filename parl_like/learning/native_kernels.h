@@ -152,12 +152,12 @@ static void forward_layer(const Layer& l, const Values& v, const float* x, long 
 }
 
 // dy of the layer is what comes after it wants; afterwards it is that of the products. x, dx: the layer's input, and where its
-// gradient goes (null: nowhere), to what is there with `add`.
+// gradient goes (null: nowhere), to what is there with `add`. gradient: where those of the parameters go (null: nowhere).
 static void backward_layer(const Layer& l, const Values& v, const float* x, long ldx, float* dx, bool add, long rows,
                            float* gradient) {
   const long ld = pad(l.n_out);
   const V one = splat(1.0f);
-  float *d = v.dy, *dw = gradient + l.dw, *db = l.db < 0 ? nullptr : gradient + l.db;
+  float* d = v.dy;
   for (long i = 0; i < rows * ld; i += VL) {
     const V dy = load(d + i), y = load(v.y + i);
     if (l.activation == TANH) store(d + i, dy * fma(-y, y, one));
@@ -169,29 +169,30 @@ static void backward_layer(const Layer& l, const Values& v, const float* x, long
   }
   if (l.scale) {
     float *dscale = gradient + l.dscale, *dshift = gradient + l.dshift;
-    std::memset(dscale, 0, l.n_out * sizeof(float));
-    std::memset(dshift, 0, l.n_out * sizeof(float));
+    if (gradient) {
+      std::memset(dscale, 0, l.n_out * sizeof(float));
+      std::memset(dshift, 0, l.n_out * sizeof(float));
+    }
     for (long r = 0; r < rows; r++) {
       float* row = d + r * ld;
       const float* h = v.h + r * ld;
-      for (long j = 0; j < l.n_out; j++) {
-        dshift[j] += row[j];
-        dscale[j] += row[j] * h[j];
-        row[j] *= l.scale[j];
-      }
+      if (gradient)
+        for (long j = 0; j < l.n_out; j++) {
+          dshift[j] += row[j];
+          dscale[j] += row[j] * h[j];
+        }
+      for (long j = 0; j < l.n_out; j++) row[j] *= l.scale[j];
       const float mean = row_sum(row, nullptr, l.n_out) / l.n_out, along = row_sum(row, h, l.n_out) / l.n_out;
       for (long j = 0; j < l.n_out; j++) row[j] = v.slope[r] * (row[j] - mean - h[j] * along);
     }
   }
-  if (l.transposed)
-    product(d, 1, ld, x, ldx, l.n_out, l.n_in, rows, nullptr, false, dw, l.n_in, true);
-  else
-    product(x, 1, ldx, d, ld, l.n_in, l.n_out, rows, nullptr, false, dw, l.n_out, true);
-  if (db)
+  if (gradient && l.transposed) product(d, 1, ld, x, ldx, l.n_out, l.n_in, rows, nullptr, false, gradient + l.dw, l.n_in, true);
+  if (gradient && !l.transposed) product(x, 1, ldx, d, ld, l.n_in, l.n_out, rows, nullptr, false, gradient + l.dw, l.n_out, true);
+  if (gradient && l.db >= 0)
     for (long j = 0; j < ld; j += VL) {
       V sum = splat(0.0f);
       for (long r = 0; r < rows; r++) sum += load(d + r * ld + j);
-      std::memcpy(db + j, &sum, std::min<long>(VL, std::max<long>(l.n_out - j, 0)) * sizeof(float));
+      std::memcpy(gradient + l.db + j, &sum, std::min<long>(VL, std::max<long>(l.n_out - j, 0)) * sizeof(float));
     }
   if (!dx) return;
   pack(l.w, !l.transposed, l.n_out, l.n_in, l.backward_panels);
@@ -218,7 +219,7 @@ static void adam(float* __restrict p, const float* __restrict g, float* __restri
   const Adam a = o;
   for (long i = 0; i < n; i++) {
     const float d = g[i] + a.weight_decay * p[i];
-    m[i] += a.new_moment * (d - m[i]);
+    m[i] = a.old_moment * m[i] + a.new_moment * d;  // so that it fades to 0
     v[i] = a.old_square * v[i] + a.new_square * (d * d);
     p[i] -= a.step_size * (m[i] / (std::sqrt(v[i]) + a.eps));  // step size and ε have the factor √(1 − β₂ᵗ)
   }

@@ -14,9 +14,11 @@ import numpy as np
 import torch
 
 from parl_like.interfaces import TrainedAlgorithm
+from parl_like.learning import _native
 from parl_like.learning.adam import FusedAdam, step
 from parl_like.learning.algorithm import Algorithm, Loss
 from parl_like.learning.fixed_settings import rate, setting
+from parl_like.learning.native import WrittenLoss, has_native_learn
 from parl_like.learning.schedule import value_of
 from parl_like.values.batch import Batch
 from parl_like.values.batch_leaf import to_numpy
@@ -43,12 +45,15 @@ class Stepper:
         algorithm: Has the attributes that the loss names.
 
     Attributes:
+        native: Whether norms, clipping and Adam's steps are compiled loops of our own, where gradients are dense float32 on the
+            CPU.
         optimizer: Of `mine`; None where there are none.
         rate: The learning rate by which the optimiser's groups were set last; None: a schedule sets them at each step.
     """
 
     def __init__(self, owner: str, loss: Loss, mine: list[torch.nn.Parameter], others: list[Stepper], adam_eps: float,
                  algorithm: TrainedAlgorithm | None = None) -> None:
+        self.native = False
         self.owner, self.loss, self.algorithm, self.parameters = owner, loss, algorithm, loss.parameters
         make = loss.optimizer or partial(FusedAdam, eps=adam_eps)
         lr = rate(algorithm, loss.lr)
@@ -66,6 +71,12 @@ class Stepper:
             self._largest = max(rates, default=0.0)
             if callable(lr):
                 self._check_shares()
+
+    def step_natively(self) -> None:
+        """From now on take steps by compiled loops of our own, where they may."""
+        self.native = True
+        if type(self.optimizer) is FusedAdam:
+            self.optimizer.native = True
 
     @property
     def max_grad_norm(self) -> float | None:
@@ -119,11 +130,13 @@ class Optimization:
         steppers: Name of each loss → its steps; {} for an algorithm that changes its parameters itself.
 
     Attributes:
+        native: Whether losses whose gradient the algorithm has written out (`Algorithm.native_learn`) are learned by it.
         parameters, buffers: All that learning changes: by steps or itself, and by forward passes.
         moved: What `learn` itself changes: `moves` of the algorithm; without steppers all parameters and buffers.
     """
 
     def __init__(self, owner: Callable[[], str], algorithm: Algorithm, steppers: dict[str, Stepper]) -> None:
+        self.native = False
         self.owner, self.algorithm, self.steppers = owner, algorithm, steppers
         self.stepped: list[str] = []  # losses of this `learn` whose steps were taken
         networks = algorithm.networks().values()
@@ -176,7 +189,8 @@ class Optimization:
         saved = self._saved()
         self.stepped.clear()
         try:
-            for out in _parts(algorithm.learn(minibatch)):
+            learned = algorithm.native_learn(minibatch) if self.native and has_native_learn(algorithm) else None
+            for out in _parts(algorithm.learn(minibatch) if learned is None else learned):
                 if not isinstance(out, (Mapping, Batch)):
                     raise ValueError(f"{self.owner()}: learn of {type(algorithm).__name__} gives {type(out).__name__}; expected "
                                      f"a mapping, such as {{{next(iter(self.steppers), 'return')!r}: …}}")
@@ -232,7 +246,7 @@ class Optimization:
             parts[name] = loss if isinstance(loss, tuple) else (loss,)
             value = 0.0
             for part in parts[name] or ((),):
-                if not isinstance(part, torch.Tensor) or not part.requires_grad:
+                if not isinstance(part, (torch.Tensor, WrittenLoss)) or not part.requires_grad:
                     self._refuse(losses, f"{'a loss' if name == 'loss' else repr(name)} without a gradient")
                 if part.numel() != 1:
                     self._refuse(losses, f"{name!r} of shape {tuple(part.shape)}")
@@ -253,7 +267,7 @@ class Optimization:
                 _backward(parts[name], inputs=mine, retain_graph=i + 1 < len(losses))
         for name, stepper in zip(losses, steppers, strict=True):
             # Also where nothing is clipped, for a finite loss may have an infinite slope: 13 µs of 590 for a 2×64 network.
-            norm = clip_gradients(stepper.parameters, stepper.max_grad_norm)
+            norm = clip_gradients(stepper.parameters, stepper.max_grad_norm, stepper.native)
             if not isfinite(norm):
                 raise self._diverged("norm of the gradient", norm)
             if not norm and all(parameter.grad is None for parameter in stepper.parameters):
@@ -304,6 +318,8 @@ def _plain_values(out: Mapping[str, object]) -> dict[str, object]:
 def _plain(value: object) -> Any:
     if isinstance(value, tuple):  # the parts of a loss whose step was left out
         return sum(map(_plain, value))
+    if isinstance(value, WrittenLoss):
+        return value.item()
     return value.detach() if isinstance(value, torch.Tensor) and value.requires_grad else value
 
 
@@ -312,11 +328,19 @@ def own_parameters(algorithm: object) -> dict[str, torch.nn.Parameter]:
     return {name: value for name, value in vars(algorithm).items() if isinstance(value, torch.nn.Parameter)}
 
 
-def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None) -> float:
-    """Scales all gradients by min(1, max_norm / norm), norm over all of them; None: not at all. Returns the norm before."""
+def clip_gradients(parameters: list[torch.nn.Parameter], max_norm: float | None, native: bool = False) -> float:
+    """Scales all gradients by min(1, max_norm / norm), norm over all of them; None: not at all. Returns the norm before.
+
+    `native`: by compiled loops of our own, where all are dense float32 on the CPU.
+    """
     gradients = [p.grad for p in parameters if p.grad is not None]
     if not gradients:
         return 0.0
+    if native and _native.dense(gradients, gradients):
+        norm = _native.norm(gradients)
+        if max_norm is not None and not norm <= max_norm:
+            _native.scale(gradients, max_norm / (norm + 1e-6))
+        return norm
     norm = float(torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients))))
     if max_norm is not None and not norm <= max_norm:  # also where it is no number
         torch._foreach_mul_(gradients, max_norm / (norm + 1e-6))

@@ -75,8 +75,11 @@ class LearnedParameters:
         for name, stepper in self._steppers().items():
             stepper.rate = value.get(name)  # a rate of this robot that differs is written at its next step
 
-    def claim(self, algorithm: Algorithm) -> Optimization:
+    def claim(self, algorithm: Algorithm, native: bool = False) -> Optimization:
         """Make the optimisers over the algorithm's parameters that no other living task owns, and find the owners of the rest.
+
+        Args:
+            native: Whether compiled loops of our own take the steps, and learn what the algorithm has written out for them.
 
         Raises:
             TypeError: `losses` is no dict of `Loss`. ValueError: two losses of the algorithm name the same parameter.
@@ -102,8 +105,11 @@ class LearnedParameters:
             shared = {id(p) for p in loss.parameters} - {id(p) for p in mine}
             others = [stepper for owner in of_loss for stepper in owner._steppers().values() if stepper.holds(shared)]
             steppers[name] = Stepper(self.owner(), loss, mine, others, algorithm.adam_eps, algorithm)
+            if native:
+                steppers[name].step_natively()
             owners += [owner for owner in of_loss if owner not in owners]
         optimization = self.optimization = Optimization(self.owner, algorithm, steppers)
+        optimization.native = native
         # Whoever else changes them shall know of each new version, and wait for it.
         owners += [owner for tensor in optimization.moved if (owner := self._owner_of(tensor)) is not self
                    and owner not in owners]

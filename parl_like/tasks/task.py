@@ -18,6 +18,7 @@ from parl_like.interfaces import RunPort
 from parl_like.learning.algorithm import Algorithm
 from parl_like.learning.model import ArrayModel
 from parl_like.learning.model_check import ContractError, try_out
+from parl_like.learning.native import choose
 from parl_like.learning.optimizer_steps import ROW, Step, update_return
 from parl_like.learning.parameter_owners import LearnedParameters
 from parl_like.learning.saved_state import load_task_state, load_what_fits, task_state
@@ -58,6 +59,8 @@ class ComputationTask:
         serve: Where worker processes get their predictions: 'central' from the robot's process, all workers' rows in one batch,
             or 'replica' from networks of their own, which get the parameters after every `sync_every` optimiser steps (and when
             the agents start). Training is central. Agents in the robot's process are always served by the task itself.
+        native: Compiled loops of our own compute what they can: networks of dense layers, losses whose gradient is written out,
+            and optimiser steps, in float32 on the CPU (docs/native.md). False: torch computes all.
         asks: Names of the tasks that this one asks while it learns (`Algorithm.ask`). Not in a circle. Tasks that ask each other
             take turns with their optimiser steps, for they have one lock, as tasks that share parameters do.
 
@@ -69,6 +72,7 @@ class ComputationTask:
         version: Updates that changed these, its own and those of tasks that share some.
         counts: What it counts while it learns: `learns`, updates given, and `rows_learned`, their rows; `skipped`, optimiser
             steps that were left out so far, and `skips`, updates in a row, up to now, in which all were.
+        computes: What computes its networks and losses, in words: native or torch, and why.
         acting: Copies of the networks for predictions while learning runs beside them; None: predictions use the networks that
             learn.
         row_slots: Which rows of what it remembers belong to which agent.
@@ -89,6 +93,7 @@ class ComputationTask:
     serve: Literal["central", "replica"] = part("options.serve")
     sync_every: int = part("options.sync_every")
     asks: tuple[str, ...] = part("options.asks")
+    native: bool = part("options.native")
     version: int = part("learned.version")
     lock: Any = part("learned.lock")
     optimizers: dict[str, torch.optim.Optimizer] = part("learned.optimizers")
@@ -103,14 +108,16 @@ class ComputationTask:
         device: str | torch.device = "cpu", predict_rule: BatchRule | None = None, training_rule: BatchRule | None = None,
         on_error: Literal["stop", "fail_batch"] = "stop", max_skips: int = 10, bisect: bool = False, train: bool = True,
         serve: Literal["central", "replica"] = "central", sync_every: int = 1, asks: Sequence[str] = (),
+        native: bool = True,
     ) -> None:
         self.name, self.source = "task", algorithm
         self.options = TaskOptions(helper, device_of(device), predict_rule, training_rule, on_error, max_skips, bisect, train,
-                                   serve, sync_every, tuple(asks))
+                                   serve, sync_every, tuple(asks), native)
         if serve == "replica" and isinstance(algorithm, Algorithm):
             raise TypeError("ComputationTask: serve='replica' needs a function that builds the algorithm, such as "
                             f"create_algorithm_func(...): every worker builds its own; got {type(algorithm).__name__}")
         self.learned, self.counts, self.row_slots = LearnedParameters(self.owner), LearningCounts(), RowSlots()
+        self.computes = "torch"
         self.acting: ActingCopies | None = None
         self.asked: AskedTasks | None = None
         self.output_shapes: dict[str, tuple[int, ...]] = {}
@@ -189,6 +196,7 @@ class ComputationTask:
         except ContractError as error:
             raise ContractError(f"{self.owner()}: {error}") from error.__cause__
         self._runner = AlgorithmRunner(algorithm, self.device, self.owner, mode_readers)
+        self.computes = choose(algorithm, self.native and self.device.type == "cpu")
         algorithm.watch(self.owner)
         self.claim()
 
@@ -203,7 +211,7 @@ class ComputationTask:
 
     def claim(self) -> None:
         """Makes the optimisers over the parameters that no other living task owns, see `LearnedParameters`."""
-        optimization = self.learned.claim(self.algorithm)
+        optimization = self.learned.claim(self.algorithm, self.native)
         if self.train and type(self.algorithm).learn is not Algorithm.learn:
             optimization.report_unheld()
 

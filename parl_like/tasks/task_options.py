@@ -30,12 +30,15 @@ class TaskOptions:
     serve: Literal["central", "replica"]
     sync_every: int
     asks: tuple[str, ...]
+    native: bool
 
     def __post_init__(self) -> None:
         for option, value, known in (("serve", self.serve, ("central", "replica")),
                                      ("on_error", self.on_error, ("stop", "fail_batch"))):
             if value not in known:
                 raise ValueError(f"ComputationTask: {option} is {value!r}; expected {known[0]!r} or {known[1]!r}")
+        if not isinstance(self.native, bool):
+            raise TypeError(f"ComputationTask: native is {self.native!r}; expected True or False")
         if self.sync_every < 1:
             raise ValueError(f"ComputationTask: sync_every is {self.sync_every}; expected at least 1 optimiser step")
         if self.max_skips < 0:

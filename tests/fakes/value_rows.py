@@ -30,8 +30,8 @@ def batch_of(fields):
 
 
 def after_updates(*algorithms, updates=20, **options):
-    """The weights of each of them after the same updates."""
-    tasks = [ComputationTask(algorithm) for algorithm in algorithms]
+    """The weights of each of them after the same updates. By torch, bit for bit: some have a native update."""
+    tasks = [ComputationTask(algorithm, native=False) for algorithm in algorithms]
     before = tasks[0].algorithm.model.weights_hash()
     for seed in range(updates):
         for task in tasks:

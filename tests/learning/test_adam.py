@@ -10,6 +10,12 @@ from parl_like.learning.algorithm import Loss
 from parl_like.learning.optimizer_steps import Stepper
 
 
+@pytest.fixture(params=[False, True], ids=["torch", "native"], autouse=True)
+def native(request, monkeypatch):
+    monkeypatch.setattr(FusedAdam, "native", request.param)
+    return request.param
+
+
 def pair(**options):
     generator = torch.Generator().manual_seed(0)
     values = [torch.randn(shape, generator=generator) for shape in [(3, 4), (4,), (2, 2), ()]]

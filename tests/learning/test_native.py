@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from parl_like.learning import _native, native
-from parl_like.learning.native import Layers, Network, NotNative
+from parl_like.learning.native import Network, NetworkLayers, NotNative
 from parl_like.models import MLPQ, MLPActorCritic, MLPActorQ
 from parl_like.models.mlp import MLP, DropoutEnsembleMLP, EnsembleMLP
 
@@ -27,7 +27,7 @@ def best_kernels():
 
 
 def network_of(module, n_in):
-    layers = Layers(n_in)
+    layers = NetworkLayers(n_in)
     ends = layers.add(module)
     layers.outputs = {str(i): end for i, end in enumerate(ends if isinstance(ends, list) else [ends])}
     return Network(layers)

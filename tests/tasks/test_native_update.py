@@ -1,0 +1,203 @@
+"""Updates by compiled loops against those by torch: metrics, parameters, divergence, checkpoints, and which way a task goes."""
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+
+from parl_like import ComputationTask, create_algorithm_func
+from parl_like.algorithms import A2C, DDPG, DQN, PPO, SAC, TD3
+from parl_like.learning import native
+from parl_like.models import MLPQ, ConvQ, MLPActorCritic, MLPActorQ
+
+OBS = gymnasium.spaces.Box(-1, 1, (4,))
+MASKED = gymnasium.spaces.Dict(obs=OBS, mask=gymnasium.spaces.MultiBinary(3))
+ACTS = {"discrete": gymnasium.spaces.Discrete(3), "box": gymnasium.spaces.Box(-1, 1, (2,)),
+        "multi": gymnasium.spaces.MultiDiscrete([2, 3])}
+
+
+def made(algorithm, options, model=MLPActorCritic, act="discrete", obs=OBS, on=True, **of_model):
+    func = create_algorithm_func(model, dict(obs=obs, act=ACTS[act], hidden=[16, 16], **of_model), algorithm, options)
+    task = ComputationTask(func, native=on)
+    task.build(np.random.SeedSequence(3))
+    return task
+
+
+def pair(*arguments, **options):
+    return made(*arguments, **options, on=False), made(*arguments, **options)
+
+
+def rows(n, task, seed=0):
+    rng = np.random.default_rng(seed)
+    out = {name: rng.standard_normal((n, 4)).astype(np.float32) for name in ("obs", "obs_next")}
+    act = task.algorithm.model.act_space
+    if isinstance(act, gymnasium.spaces.Box):
+        out["act"] = np.tanh(rng.standard_normal((n, 2))).astype(np.float32)
+    else:
+        out["act"] = rng.integers(0, 2, (n, 2) if isinstance(act, gymnasium.spaces.MultiDiscrete) else n)
+    if isinstance(task.algorithm.model.obs_space, gymnasium.spaces.Dict):
+        mask = np.ones((n, 3), np.int8)
+        mask[::2, 2] = 0
+        out = {**{f"{name}.obs": out.pop(name) for name in ("obs", "obs_next")}, "obs.mask": mask, "obs_next.mask": mask, **out}
+    out |= {"rew": rng.standard_normal(n).astype(np.float32), "terminated": rng.random(n) < 0.1, "truncated": np.zeros(n, bool)}
+    out["last"] = np.arange(n) % 8 == 7
+    out["last"][-1] = True
+    return out
+
+
+def agree(first, second, updates=3, n=48, **more):
+    """Give both tasks the same rows, and compare what they return and their parameters."""
+    for i in range(updates):
+        told, other = (task.learn({**rows(n, task, i), **more}) for task in (first, second))
+        assert told.keys() == other.keys()
+        for name, value in told.items():
+            np.testing.assert_allclose(other[name], value, rtol=2e-4, atol=3e-6, err_msg=name)
+    for a, b in zip(first.algorithm.model.parameters(), second.algorithm.model.parameters(), strict=True):
+        np.testing.assert_allclose(b.detach(), a.detach(), rtol=1e-4, atol=2e-5)
+    assert first.algorithm.updates == second.algorithm.updates
+
+
+@pytest.fixture
+def written(monkeypatch):
+    """How often a written gradient was taken."""
+    calls = []
+    before = native.WrittenLoss.backward
+    monkeypatch.setattr(native.WrittenLoss, "backward", lambda self, **options: (calls.append(1), before(self, **options))[1])
+    return calls
+
+
+def options_of(rng):
+    return dict(entropy=float(rng.choice([0.0, 0.05])), clip=float(rng.choice([0.01, 0.2])), normalize=bool(rng.integers(2)),
+                dual_clip=rng.choice([None, 1.1]), value_clip=rng.choice([None, 0.05]), max_grad_norm=rng.choice([None, 0.1]),
+                target_kl=rng.choice([None, 0.02]), value_weight=float(rng.random()), epochs=2, minibatches=3, lr=1e-2)
+
+
+HEADS = [("discrete", {}), ("box", {}), ("box", {"state_dependent_std": True}), ("multi", {}),
+         ("discrete", {"obs": MASKED}), ("discrete", {"shared": True, "activation": "relu"})]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(("act", "of_model"), HEADS, ids=str)
+def test_ppo_takes_the_steps_of_autograd(act, of_model, seed, written):
+    options = options_of(np.random.default_rng(seed + 10 * len(of_model) + len(act)))
+    first, second = pair(PPO, options, act=act, **of_model)
+    agree(first, second)
+    assert len(written) == second.algorithm.updates and second.computes == "native, losses too"
+
+
+@pytest.mark.parametrize("normalize", [False, True])
+@pytest.mark.parametrize(("act", "of_model"), HEADS, ids=str)
+def test_a2c_takes_the_steps_of_autograd(act, of_model, normalize, written):
+    agree(*pair(A2C, dict(entropy=0.02, normalize=normalize, lr=1e-2), act=act, **of_model))
+    assert len(written) == 3
+
+
+@pytest.mark.parametrize("options", [{}, {"double": False, "max_grad_norm": None}, {"tau": 0.1}, {"n_step": 2}], ids=str)
+def test_dqn_takes_the_steps_of_autograd(options, written):
+    first, second = pair(DQN, dict(lr=1e-2, **options), model=MLPQ)
+    more = {"rew": np.ones((48, 2), np.float32), "valid": np.full(48, 2)} if "n_step" in options else {}
+    agree(first, second, **more)
+    agree(first, second, weight=np.linspace(0.1, 1, 48, dtype=np.float32), **more)
+    agree(*pair(DQN, options, model=MLPQ, obs=MASKED), **more)
+    assert len(written) == 9
+
+
+CRITICS = [{}, {"critics": 1}, {"critics": 3, "layer_norm": True}]
+
+
+@pytest.mark.parametrize("of_model", CRITICS, ids=str)
+@pytest.mark.parametrize(("algorithm", "options", "policy"), [
+    (TD3, {}, "deterministic"), (DDPG, {}, "deterministic"), (SAC, {}, "squashed"),
+    (SAC, {"learn_alpha": False, "delay": 2, "max_grad_norm": 0.5}, "squashed"), (SAC, {"target_entropy": -1.0}, "squashed")],
+    ids=str)
+def test_actors_and_critics_take_the_steps_of_autograd(algorithm, options, policy, of_model, written):
+    first, second = pair(algorithm, dict(lr=3e-3, **options), model=MLPActorQ, act="box", policy=policy, **of_model)
+    agree(first, second)
+    agree(first, second, weight=np.linspace(0.1, 1, 48, dtype=np.float32))
+    assert len(written) >= 9 and second.computes == "native, losses too"
+
+
+@pytest.mark.parametrize("options", [dict(kl_weight=0.1), dict(kl_weight=0.1, adaptive_kl=0.01)], ids=str)
+def test_what_is_not_written_out_goes_through_autograd_on_native_layers(options, written):
+    agree(*pair(PPO, dict(epochs=2, minibatches=2, **options)))
+    assert not written
+
+
+class Mine(PPO):
+    def total_loss(self, policy_loss, value_loss, entropy):
+        return super().total_loss(policy_loss, value_loss, entropy) * 2.0
+
+
+def test_a_class_made_from_one_of_ours_learns_by_its_own_learn(written, monkeypatch):
+    first, second = pair(Mine, dict(epochs=1))
+    agree(first, second)
+    assert second.computes == "native layers, losses by torch" and not written
+    task = made(PPO, dict(epochs=1))
+    monkeypatch.setattr(task.algorithm, "learn", task.algorithm.learn)
+    task.learn(rows(16, task))
+    assert not written
+
+
+def test_frozen_and_hooked_parameters_are_left_to_torch(written):
+    first, second = pair(PPO, dict(epochs=1))
+    for task in (first, second):
+        task.algorithm.model.value_head.bias.requires_grad_(False)
+    agree(first, second)
+    assert not written
+    for task in (first, second):
+        task.algorithm.model.value_head.bias.requires_grad_(True)
+        task.algorithm.model.own.register_forward_hook(lambda module, inputs, out: out * 0.5)
+    agree(first, second)
+    assert not written
+
+
+def test_a_step_that_is_no_number_is_left_out_bit_for_bit(written):
+    for algorithm, model in ((PPO, MLPActorCritic), (A2C, MLPActorCritic), (DQN, MLPQ)):
+        task = made(algorithm, {}, model=model)
+        task.learn(rows(16, task))
+        before = [one.clone() for one in task.algorithm.model.state_dict().values()]
+        states = [{key: value.clone() for key, value in state.items()} for state in task.optimizer.state.values()]
+        # a Huber loss has no steep slope
+        for name, value in (("rew", np.nan), *((("rew", 1e30),) if algorithm is not DQN else ()), ("obs", np.inf)):
+            bad = rows(16, task)
+            bad[name][:] = value
+            told = task.learn(bad)
+            assert told["left_out"] == task.skipped > 0
+            assert all(map(torch.equal, before, task.algorithm.model.state_dict().values()))
+            for old, new in zip(states, task.optimizer.state.values(), strict=True):
+                assert all(torch.equal(old[key], new[key]) for key in old)
+            task.counts.skipped = 0
+        task.learn(rows(16, task))
+        assert not all(map(torch.equal, before, task.algorithm.model.state_dict().values()))
+
+
+def test_checkpoints_go_from_native_to_torch_and_back():
+    first, second = pair(PPO, dict(epochs=2, lr=1e-2))
+    agree(first, second)
+    for source in (first, second):
+        for on in (False, True):
+            other = made(PPO, dict(epochs=2, lr=1e-2), on=on)
+            other.load_state_dict(source.state_dict())
+            agree(source, other) if source is first else agree(other, source)
+
+
+def test_a_resumed_native_task_takes_the_same_steps():
+    task, other = made(PPO, dict(epochs=2)), made(PPO, dict(epochs=2))
+    task.learn(rows(48, task))
+    other.load_state_dict(task.state_dict())
+    told = [one.learn(rows(48, one, 1)) for one in (task, other)]
+    assert told[0] == told[1]
+    assert all(map(torch.equal, task.algorithm.model.parameters(), other.algorithm.model.parameters()))
+
+
+def test_a_task_says_what_computes():
+    assert made(PPO, {}).computes == made(DQN, {}, model=MLPQ).computes == "native, losses too"
+    assert made(PPO, {}, on=False).computes == "torch"
+    assert "noisy" in made(DQN, {}, model=MLPQ, noisy=0.5).computes
+    image = gymnasium.spaces.Box(0, 255, (36, 36, 4), np.uint8)
+    func = create_algorithm_func(ConvQ, dict(obs=image, act=ACTS["discrete"]), DQN, {})
+    task = ComputationTask(func)
+    task.build()
+    assert task.computes.startswith("torch (ConvQ")
+    with pytest.raises(TypeError, match="native is 'no'"):
+        ComputationTask(func, native="no")
