@@ -17,10 +17,12 @@ import operator
 import numpy as np
 
 from parl_like.algorithms.games.game_tree import GameTree, tree_of, without
+from parl_like.algorithms.games.solver import Solver
 from parl_like.envs.games.game import Game, TablePolicy
+from parl_like.values.plain import State
 
 
-class CFR:
+class CFR(Solver):
     """Regret matching in every information set of a game.
 
     Args:
@@ -39,9 +41,12 @@ class CFR:
         ValueError: the game lacks a trait, or `delay` is negative.
     """
 
+    arrays = ("regrets", "sums")
+
     def __init__(self, game: Game | GameTree, *, plus: bool = False, linear: bool = False, delay: int = 0,
                  alternating: bool = True) -> None:
         self.tree = tree_of(game, type(self).__name__)
+        self.game = self.tree.game
         if operator.index(delay) < 0:
             raise ValueError(f"{type(self).__name__}: delay is {delay}; expected at least 0")
         self.plus, self.linear, self.delay, self.alternating = plus, linear, delay, alternating
@@ -75,6 +80,10 @@ class CFR:
         if self.plus:
             self.regrets = positive
         self._policy = self.tree.normalised(positive)
+
+    def _take(self, learned: State) -> None:
+        super()._take(learned)
+        self._match()
 
     def policy(self) -> TablePolicy:
         """π, which the next iteration begins with."""

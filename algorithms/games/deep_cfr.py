@@ -18,20 +18,26 @@ The average policy is a network of its own, trained in the same way on the strat
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 
+from parl_like.algorithms.games.solver import Solver
 from parl_like.data.buffers.reservoir import ReservoirBuffer
+from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.envs.games.env import draw
-from parl_like.envs.games.game import CHANCE, TERMINAL, Game, State
+from parl_like.envs.games.game import CHANCE, TERMINAL, Game
+from parl_like.envs.games.game import State as Position
+from parl_like.values import plain
 from parl_like.values.batch import Batch
+from parl_like.values.plain import State
 from parl_like.values.spec import Array
 
 
-class DeepCFR:
+class DeepCFR(Solver):
     """Advantage networks of all players, and a network of their average policy.
 
     Args:
@@ -65,10 +71,13 @@ class DeepCFR:
         self._known: list[dict[str, list[float]]] = [{} for _ in range(game.n_players)]  # π by key, until a network changes
 
     def _network(self) -> nn.Sequential:
-        sizes = [self.game.tensor_size, *self.hidden, self.game.n_actions]
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(self.rng.integers(2**31)))
-            layers = [layer for ins, outs in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(ins, outs), nn.ReLU())]
+            return self._layers()
+
+    def _layers(self) -> nn.Sequential:
+        sizes = [self.game.tensor_size, *self.hidden, self.game.n_actions]
+        layers = [layer for ins, outs in zip(sizes, sizes[1:], strict=False) for layer in (nn.Linear(ins, outs), nn.ReLU())]
         return nn.Sequential(*layers[:-1])
 
     def learn(self, iterations: int = 1) -> None:
@@ -82,32 +91,27 @@ class DeepCFR:
                     self.networks[player] = self._trained(self.advantages[player], self.steps, policy=False)
                     self._known[player] = {}
 
-    def _walk(self, state: State, player: int) -> float:
+    def _walk(self, state: Position, player: int) -> float:
         mover = state.player
         if mover == TERMINAL:
             return state.returns()[player]
+        walk = partial(self._walk, state, player)
         if mover == CHANCE:
-            return self._after(state, draw(state.chance(), self.rng), player)
+            return state.after(draw(state.chance(), self.rng), walk)
         legal, chances = state.legal(), self._chances(state)
         if mover != player:
             self._remember(self.strategies, state, chances)
-            return self._after(state, draw([(action, chances[action]) for action in legal], self.rng), player)
-        values = {action: self._after(state, action, player) for action in legal}
+            return state.after(draw([(action, chances[action]) for action in legal], self.rng), walk)
+        values = {action: state.after(action, walk) for action in legal}
         value = sum(chances[action] * one for action, one in values.items())
         self._remember(self.advantages[player], state, [values.get(a, value) - value for a in range(self.game.n_actions)])
         return value
 
-    def _after(self, state: State, action: int, player: int) -> float:
-        state.apply(action)
-        value = self._walk(state, player)
-        state.undo()
-        return value
-
-    def _remember(self, memory: ReservoirBuffer, state: State, target: Sequence[float]) -> None:
+    def _remember(self, memory: ReservoirBuffer, state: Position, target: Sequence[float]) -> None:
         memory.add(Batch(obs=state.tensor(), mask=state.mask(), iteration=np.float32(self.iterations),
                          target=np.array(target, np.float32)))
 
-    def _chances(self, state: State) -> list[float]:
+    def _chances(self, state: Position) -> list[float]:
         """π of all actions, by the advantage network of who is to move."""
         known, key = self._known[state.player], state.key()
         if key not in known:
@@ -121,7 +125,7 @@ class DeepCFR:
         return known[key]
 
     @torch.no_grad()
-    def _numbers(self, network: nn.Module, state: State) -> Array:
+    def _numbers(self, network: nn.Module, state: Position) -> Array:
         return network(torch.from_numpy(state.tensor())).double().numpy()  # type: ignore[no-any-return]
 
     def _trained(self, memory: ReservoirBuffer, steps: int, *, policy: bool) -> nn.Sequential:
@@ -139,6 +143,35 @@ class DeepCFR:
             loss.backward()
             optimizer.step()
         return network
+
+    def _learned(self) -> State:
+        networks = {str(player): {name: part.clone() for name, part in network.state_dict().items()}
+                    for player, network in enumerate(self.networks) if network is not None}
+        return {"advantages": {str(player): memory.state_dict() for player, memory in enumerate(self.advantages)},
+                "strategies": self.strategies.state_dict(), "networks": networks, "rng": rng_state(self.rng)}
+
+    def _take(self, learned: State) -> None:
+        rng, size, saved = np.random.default_rng(), self.strategies.size, plain.entries(learned["advantages"])
+        advantages, strategies = [ReservoirBuffer(size, rng) for _ in self.advantages], ReservoirBuffer(size, rng)
+        for player, memory in enumerate(advantages):
+            memory.load_state_dict(plain.entries(saved[str(player)]))
+        strategies.load_state_dict(plain.entries(learned["strategies"]))
+        networks: list[nn.Module | None] = []
+        for player in range(self.game.n_players):
+            parts: Any = plain.entries(learned["networks"]).get(str(player))
+            with torch.random.fork_rng(devices=[]):
+                network = None if parts is None else self._layers()
+            if network is not None:
+                own = network.state_dict()
+                if parts.keys() != own.keys() or any(parts[name].shape != part.shape or not parts[name].isfinite().all()
+                                                     for name, part in own.items()):
+                    raise ValueError(f"DeepCFR: the state's network of player {player} has other layers, or numbers that are not "
+                                     f"finite; expected hidden={self.hidden}")
+                network.load_state_dict(parts)
+            networks.append(network)
+        set_rng_state(rng, learned["rng"])
+        self.advantages, self.strategies, self.networks, self.rng = advantages, strategies, networks, rng
+        self._known = [{} for _ in networks]
 
     def average_policy(self) -> NetworkPolicy:
         """The average of all iterations, trained now: what acts, and what is evaluated.
@@ -162,7 +195,7 @@ class NetworkPolicy:
         self.network = network
 
     @torch.no_grad()
-    def __call__(self, state: State) -> Array:
+    def __call__(self, state: Position) -> Array:
         out = self.network(torch.from_numpy(state.tensor())).double().numpy()
         chances: Array = np.where(state.mask(), np.exp(out - out.max()), 0.0)
         chances /= chances.sum()

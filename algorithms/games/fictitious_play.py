@@ -13,10 +13,11 @@ import numpy as np
 
 from parl_like.algorithms.games.best_response import response_slots
 from parl_like.algorithms.games.game_tree import GameTree, tree_of
+from parl_like.algorithms.games.solver import Solver
 from parl_like.envs.games.game import Game, TablePolicy
 
 
-class FictitiousPlay:
+class FictitiousPlay(Solver):
     """Best responses to averages of best responses. The first ones answer even play, which does not count in the average.
 
     Args:
@@ -31,9 +32,11 @@ class FictitiousPlay:
         ValueError: the game lacks a trait.
     """
 
+    arrays = ("sums",)
+
     def __init__(self, game: Game | GameTree, *, alternating: bool = True) -> None:
         self.tree, self.alternating = tree_of(game, "FictitiousPlay"), alternating
-        self.iterations = 0
+        self.game, self.iterations = self.tree.game, 0
         self.sums = np.zeros(len(self.tree.sets))
 
     def learn(self, iterations: int = 1) -> None:

@@ -22,19 +22,26 @@ there over q(h).
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Sequence
+from functools import partial
+from itertools import chain
 
 import numpy as np
 
+from parl_like.algorithms.games.solver import Solver
+from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.envs.games.env import draw
-from parl_like.envs.games.game import CHANCE, TERMINAL, Game, State, TablePolicy
+from parl_like.envs.games.game import CHANCE, TERMINAL, Game, TablePolicy
+from parl_like.envs.games.game import State as Position
+from parl_like.values import plain
+from parl_like.values.plain import State
 
 Row = tuple[list[float], list[float]]
 """Regrets, and sums for the average, of the legal actions of one information set in their order."""
 
 
-class MCCFR(ABC):
+class MCCFR(Solver):
     """The base of both ways of sampling.
 
     Args:
@@ -65,10 +72,10 @@ class MCCFR(ABC):
                 self._sample(self.game.start(), player)
 
     @abstractmethod
-    def _sample(self, state: State, player: int) -> None:
+    def _sample(self, state: Position, player: int) -> None:
         """Updates what a player's regrets are by one sample, from the start of a game."""
 
-    def _row(self, state: State) -> tuple[Row, Sequence[int]]:
+    def _row(self, state: Position) -> tuple[Row, Sequence[int]]:
         """Return the row of where a player is to move, and the legal actions."""
         key = state.key()
         row = self.rows.get(key)
@@ -80,6 +87,34 @@ class MCCFR(ABC):
     def _drawn(self, chances: Sequence[float]) -> int:
         """One of 0 … by these probabilities."""
         return draw(list(enumerate(chances)), self.rng)
+
+    def _learned(self) -> State:
+        keys = [key.encode() for key in self.rows]
+        actions = [self._legal[key] for key in self.rows]
+        regrets, sums = ([one for row in self.rows.values() for one in row[column]] for column in (0, 1))
+        return {"keys": np.frombuffer(b"".join(keys), np.uint8).copy(), "lengths": np.array([*map(len, keys)], np.int64),
+                "sizes": np.array([*map(len, actions)], np.int64), "actions": np.array([*chain(*actions)], np.int64),
+                "regrets": np.array(regrets, np.float64), "sums": np.array(sums, np.float64), "rng": rng_state(self.rng)}
+
+    def _take(self, learned: State) -> None:
+        own = {name: plain.array(learned[name]) for name in ("keys", "lengths", "sizes", "actions", "regrets", "sums")}
+        sizes, actions = own["sizes"], own["actions"]
+        if not (len(sizes) == len(own["lengths"]) and (sizes > 0).all() and (own["lengths"] >= 0).all()
+                and own["lengths"].sum() == len(own["keys"]) and sizes.sum() == len(actions) == len(own["regrets"])
+                == len(own["sums"]) and ((actions >= 0) & (actions < self.game.n_actions)).all()
+                and np.isfinite(own["regrets"]).all() and np.isfinite(own["sums"]).all()):
+            raise ValueError(f"{type(self).__name__}: the state's rows do not fit each other; expected finite numbers, for legal "
+                             f"actions below {self.game.n_actions} of each key")
+        rng = np.random.default_rng()
+        set_rng_state(rng, learned["rng"])
+        text, ends = own["keys"].tobytes(), np.cumsum(own["lengths"]).tolist()
+        keys = [text[first:end].decode() for first, end in zip([0, *ends], ends, strict=False)]
+        cuts = np.cumsum(sizes)[:-1]
+        columns = [[part.tolist() for part in np.split(own[name], cuts)] if len(sizes) else []
+                   for name in ("regrets", "sums", "actions")]
+        self.rows = {key: (regrets, sums) for key, regrets, sums in zip(keys, *columns[:2], strict=True)}
+        self._legal = {key: tuple(legal) for key, legal in zip(keys, columns[2], strict=True)}
+        self.rng = rng
 
     def policy(self) -> TablePolicy:
         """π, which the next iteration begins with."""
@@ -107,12 +142,12 @@ def matched(weights: Sequence[float]) -> list[float]:
 class ExternalSampling(MCCFR):
     """MCCFR that tries all actions of one player against drawn ones of chance and the others."""
 
-    def _sample(self, state: State, player: int) -> None:
+    def _sample(self, state: Position, player: int) -> None:
         if self.game.n_players > 2:
             self._average(self.game.start(), player)
         self._walk(state, player)
 
-    def _average(self, state: State, player: int) -> None:
+    def _average(self, state: Position, player: int) -> None:
         """Adds to a player's sums along one game, in which the others' moves are drawn evenly."""
         while (mover := state.player) != TERMINAL:
             if mover == CHANCE:
@@ -126,29 +161,24 @@ class ExternalSampling(MCCFR):
                     sums[i] += chance
             state.apply(legal[self._drawn(chances)])
 
-    def _walk(self, state: State, player: int) -> float:
+    def _walk(self, state: Position, player: int) -> float:
         mover = state.player
         if mover == TERMINAL:
             return state.returns()[player]
+        walk = partial(self._walk, state, player)
         if mover == CHANCE:
-            return self._after(state, draw(state.chance(), self.rng), player)
+            return state.after(draw(state.chance(), self.rng), walk)
         (regrets, sums), legal = self._row(state)
         chances = matched(regrets)
         if mover != player:
             if self.game.n_players == 2:
                 for i, chance in enumerate(chances):
                     sums[i] += chance
-            return self._after(state, legal[self._drawn(chances)], player)
-        values = [self._after(state, action, player) for action in legal]
+            return state.after(legal[self._drawn(chances)], walk)
+        values = [state.after(action, walk) for action in legal]
         value = sum(chance * one for chance, one in zip(chances, values, strict=True))
         for i, one in enumerate(values):
             regrets[i] += one - value
-        return value
-
-    def _after(self, state: State, action: int, player: int) -> float:
-        state.apply(action)
-        value = self._walk(state, player)
-        state.undo()
         return value
 
 
@@ -169,10 +199,10 @@ class OutcomeSampling(MCCFR):
             raise ValueError(f"OutcomeSampling: epsilon is {epsilon}; expected above 0, at most 1")
         self.epsilon = epsilon
 
-    def _sample(self, state: State, player: int) -> None:
+    def _sample(self, state: Position, player: int) -> None:
         self._play(state, player, 1.0, 1.0, 1.0)
 
-    def _play(self, state: State, player: int, own: float, others: float, sampled: float) -> float:
+    def _play(self, state: Position, player: int, own: float, others: float, sampled: float) -> float:
         """Plays on; the estimate of u(h). `own`, `others`, `sampled`: what the player, and the others, do to get here, and q(h);
         of the last two without chance, whose moves are in both."""
         mover = state.player

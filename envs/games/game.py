@@ -183,6 +183,13 @@ class State(ABC):
         """A state of its own in the same position."""
         return self.game.replay(self.history)
 
+    def after(self, action: int, look: Callable[[], float]) -> float:
+        """Return what `look` returns after an action, which is taken back then."""
+        self.apply(action)
+        found = look()
+        self.undo()
+        return found
+
     def legal_of(self, player: int) -> Sequence[int]:
         """Legal actions of one player, in rising order: of who is to move, or of each where all move at once; else none."""
         return self.legal() if self.player == player else ()

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from aec_fakes import aec_of, leaving
 
+from parl_like import Robot
 from parl_like.environment.state import clone_state, restore_state
-from parl_like.envs.games import ConnectFour, Kuhn, Leduc, RockPaperScissors, TicTacToe, TurnBased
+from parl_like.envs.games import ConnectFour, Kuhn, Leduc, MatrixGame, RockPaperScissors, TicTacToe, TurnBased
 from parl_like.envs.joint import Joint
 from parl_like.envs.pettingzoo import AECPlayer
 
@@ -166,3 +167,58 @@ def test_a_game_with_all_its_players_is_that_of_one_among_others():
         whole.step(1)
         whole.step(0)
         assert terminated and whole._cumulative_rewards["player_1"] == rew
+
+
+PAYOFFS = np.arange(12.0).reshape(2, 3, 2)  # of different numbers of actions: 6 r + 2 c and one more
+AT_ONCE = {"rps": RockPaperScissors, "2 x 3": lambda: MatrixGame(PAYOFFS),
+           "of three": lambda: MatrixGame(np.ones((2, 2, 2, 3)))}
+
+
+def at_once(game):
+    pytest.importorskip("pettingzoo")
+    from parl_like.envs.games.players import GameParallel
+
+    return GameParallel(game, render_mode="ansi")
+
+
+@pytest.mark.parametrize("game", AT_ONCE.values(), ids=AT_ONCE)
+def test_pettingzoos_own_tests_pass_for_games_of_simultaneous_moves(game):
+    at_once(game())
+    from pettingzoo.test import parallel_api_test, parallel_seed_test
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        parallel_api_test(at_once(game()), num_cycles=40)
+        parallel_seed_test(lambda: at_once(game()), num_cycles=20)
+
+
+def test_all_players_move_at_once_and_get_what_the_matrix_says():
+    env = at_once(MatrixGame(PAYOFFS))
+    obs, _ = env.reset(seed=0)
+    assert [one["action_mask"].tolist() for one in obs.values()] == [[1, 1, 0], [1, 1, 1]]
+    assert obs["player_1"]["observation"].tolist() == [0, 1]
+    with pytest.raises(ValueError, match="player_0 takes 2 in .*; legal are 0, 1"):
+        env.step({"player_0": 2, "player_1": 0})
+    state = env.clone_state()
+    obs, rewards, terminated, truncated, _ = env.step({"player_0": 1, "player_1": 2})
+    assert rewards == {"player_0": 10.0, "player_1": 11.0} and all(terminated.values()) and not any(truncated.values())
+    assert not env.agents and not obs["player_0"]["action_mask"].any()
+    with pytest.raises(gym.error.ResetNeeded, match="call reset"):
+        env.step({"player_0": 1, "player_1": 2})
+    env.restore_state(state)
+    assert env.step({"player_0": 0, "player_1": 1})[1] == {"player_0": 2.0, "player_1": 3.0}
+    with pytest.raises(ValueError, match="of a game of turns take GameAEC"):
+        at_once(TicTacToe())
+    with pytest.raises(ValueError, match="of a game of simultaneous moves take GameParallel"):
+        aec_of(RockPaperScissors())
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads"])
+def test_games_of_simultaneous_moves_are_learned_from_by_all_players(driver):
+    """Each has a best action, whatever the other does: the second one."""
+    payoffs = np.zeros((2, 2, 2))
+    payoffs[1, :, 0] = payoffs[:, 1, 1] = 1.0
+    with Robot.of("DQN", lambda: at_once(MatrixGame(payoffs)), n_agents=2, hidden=[8], warmup=50, batch_size=16, lr=0.01,
+                  total_steps=400, seed=1, driver=driver) as robot:
+        robot.run(400)
+        assert robot.evaluate(4).returns == [pytest.approx([1.0, 1.0])] * 4
