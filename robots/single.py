@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import numpy as np
 
 from parl_like import algorithms
 from parl_like.agents.agent import Agent
@@ -153,15 +155,17 @@ def defaults_of(algorithm: type) -> Mapping[str, Any]:
 
 def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, algorithm: type | None = None,
           score: Any = "mean_return", span: Span | None = None, model: type | None = None, helper: type | None = None,
-          hooks: Hook | Iterable[Hook] = ()) -> Robot:
-    """The robot of a configuration; `env` in place of its own: a factory, or an environment for one agent. So `eval_env`, and
-    `algorithm`, `model` and `helper`, classes. `score` and `hooks`: as for `Robot`. `span`: None: that of its `total_steps`."""
+          hooks: Hook | Iterable[Hook] = (), agent: Callable[[], Agent] | None = None) -> Robot:
+    """The robot of a configuration; `env` in place of its own: a factory, or an environment for one agent. So `eval_env`,
+    `agent`, and `algorithm`, `model` and `helper`, classes. `score`, `hooks`: as for `Robot`. `span`: None: that of its
+    `total_steps`."""
     algorithm = named("Algorithm", config.algorithm) if algorithm is None else algorithm
     defaults = defaults_of(algorithm)
     span = span or Span(config.total_steps)
     parts = Parts(config.parts, defaults, config.__struct_fields__, span)
     source = env_of(config.env, parts) if env is None else env
-    spaces, agent = probed(source)
+    spaces, fitting_agent = probed(source)
+    agent = fitting_agent if agent is None else agent
     elsewhere = config.eval_env
     if elsewhere is None and env is None and (whole := whole_games(config.env.id)):
         elsewhere = EvalEnv(options=whole)
@@ -235,6 +239,9 @@ def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Rob
         nearest = {one.lower(): one for one in DEFAULTS}.get(algorithm.lower(), "")
         if not nearest and algorithm in algorithms.__all__:
             raise ValueError(f"Robot.of: {algorithm} does not learn by one task alone, or has no default network; {way}")
+        if not nearest and isinstance(env, str) and env.lower() in {one.lower() for one in DEFAULTS}:
+            raise ValueError(f"Robot.of: got {algorithm!r} as algorithm and {env!r} as environment; the algorithm comes first: "
+                             f"Robot.of({env!r}, {algorithm!r})")
         if not nearest:
             raise ValueError(f"Robot.of: {unknown('algorithm', algorithm, DEFAULTS)}; for another {way}")
     else:
@@ -255,11 +262,12 @@ def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Rob
              if not isinstance(options.get(key, ""), str)}
     try:
         named_env = {"env.id" if isinstance(env, str) else "env": env}
-        given = {key: value for key, value in {**options, **named_env}.items() if key not in (*made, *classes, "score", "hooks")}
+        given = {key: value.item() if isinstance(value, np.generic) else value
+                 for key, value in {**options, **named_env}.items() if key not in (*made, *classes, "score", "hooks", "agent")}
         config = configs.resolve(Config, {"algorithm": nearest}, one, given)
         robot = build(config, **made, model=classes.get("model"), helper=classes.get("helper"),
                       algorithm=algorithm if isinstance(algorithm, type) else None,
-                      score=options.get("score", "mean_return"), hooks=options.get("hooks", ()),
+                      score=options.get("score", "mean_return"), hooks=options.get("hooks", ()), agent=options.get("agent"),
                       span=Span(config.total_steps, "total_steps" in options))
     except (ConfigError, TypeError, ValueError) as error:
         raise ValueError(f"Robot.of: {str(error).removeprefix('Config: ')}") from error

@@ -22,7 +22,7 @@ from parl_like.values.errors import AgentFailed, Interrupted, unknown
 from parl_like.values.parts import part
 from parl_like.values.plain import State
 from parl_like.values.spec import Array, SpecError
-from parl_like.values.user_calls import Guarded
+from parl_like.values.user_calls import Guarded, add_way_out
 
 STUCK = 1000
 """Calls of `run_one_episode` in a row that did nothing, after which an agent is declared stuck."""
@@ -244,6 +244,7 @@ class Agent(Guarded):
             except Interrupted:
                 self.interrupt(carry=self.signal == AgentSignal.INTERRUPT)
             except (Exception, KeyboardInterrupt, SystemExit) as error:
+                add_way_out(error)
                 if isinstance(error, SpecError) and self.env is not None:
                     error.add_note(f"{self}: its environment (seed {self.env.seed}), after {self.env.episode_length} steps of "
                                    "the episode")

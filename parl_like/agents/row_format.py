@@ -12,7 +12,7 @@ from parl_like.agents.helper_context import HelperContext
 from parl_like.data.buffers.fields import FLAGS, is_part
 from parl_like.data.transforms import Transforms
 from parl_like.environment.factory import reward_shape
-from parl_like.values.spec import Array, Spec, SpecError, leaf_spaces, leaves, specs_of
+from parl_like.values.spec import PAIR, Array, Spec, SpecError, is_pair, leaf_spaces, leaves, specs_of
 
 DURATION = Spec("duration", (), np.dtype(np.int64), 1)
 """For `AgentHelper(extras=…)`: the time that the action of a row took, in steps. Without it every action takes one."""
@@ -115,6 +115,9 @@ class RowFormat:
         """
         flat = dict(leaves(obs, "obs"))
         if flat.keys() != set(names):
+            if is_pair(obs):
+                raise SpecError(f"{self.agent}: task {self.task!r}, field 'obs': expected {', '.join(names)}, got the pair "
+                                f"(observation, info); {PAIR}")
             missing, extra = sorted(set(names) - flat.keys()), sorted(flat.keys() - set(names))
             raise SpecError(f"{self.agent}: task {self.task!r}, field 'obs': expected {', '.join(names)}, got "
                             f"{', '.join(flat) or 'nothing'} (missing {missing}, unexpected {extra}); give the keys of the "

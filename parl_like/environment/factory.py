@@ -21,6 +21,7 @@ from parl_like.environment.player_view import has_players, takes_turns
 from parl_like.interfaces import ActingAgent, AgentPort
 from parl_like.values import env_ids
 from parl_like.values.spec import Array
+from parl_like.values.user_calls import missing_arguments
 
 E = TypeVar("E")
 
@@ -54,7 +55,16 @@ def known(source: EnvSource) -> EnvSource:
 
 def make_one(source: EnvSource) -> Any:
     """An environment of a source, an environment itself as it is."""
-    return source if is_made(source) or not callable(factory_of(source)) else factory_of(source)()
+    if is_made(source) or not callable(factory := factory_of(source)):
+        return source
+    try:
+        return factory()
+    except TypeError as error:
+        if not (missing := missing_arguments(factory)):
+            raise
+        name = getattr(source, "__name__", repr(source))
+        raise TypeError(f"env: {name} cannot be made without {', '.join(missing)}; give a function that makes one: "
+                        f"lambda: {name}({', '.join(f'{one}=…' for one in missing)})") from error
 
 
 def one_player(env: E) -> E:

@@ -18,11 +18,11 @@ import numpy as np
 
 from parl_like.environment.factory import REWARD_WEIGHTS, reward_shape
 from parl_like.values.action_codec import Unclipped
+from parl_like.values.errors import GYMNASIUM
 from parl_like.values.spec import Spec, SpecError, leaves, nest, specs_of
 
-OLD_GYM = ("; gymnasium's step returns (obs, reward, terminated, truncated, info) and its reset (obs, info); an old gym "
-           "environment needs a wrapper such as shimmy's GymV21CompatibilityV0")
 OLD = "; make environments of the old gym API with parl_like.envs.make.make_env, or wrap them in its OldStyle"
+OLD_GYM = f"; {GYMNASIUM}{OLD}"
 
 
 class BadOutput(Exception):

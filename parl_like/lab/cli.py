@@ -471,4 +471,4 @@ def _as_assignments(words: Sequence[str]) -> str:
             pairs.append([*word[2:].split("=", 1)])
         elif pairs and len(pairs[-1]) == 1:
             pairs[-1].append(word)
-    return " ".join(f"{key}={value[0] if value else 'true'}" for key, *value in pairs)
+    return " ".join(f"{key.replace('-', '_')}={value[0] if value else 'true'}" for key, *value in pairs)

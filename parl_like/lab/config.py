@@ -226,7 +226,10 @@ def parse_assignments(words: Sequence[str], say: Callable[[str], object] | None 
     for word in words:
         key, equals, text = word.partition("=")
         if not equals or not all(key.split(".")):
-            raise ConfigError(f"expected key=value, got {reprlib.repr(word)}; write for example seed=3 or hidden=[64,64]")
+            near = words[words.index(word) :]
+            apart = len(near) == 2 or len(near) == 3 and near[1] == "="
+            meant = f"{near[0]}={near[-1]}, without spaces" if apart else "seed=3 or hidden=[64,64]"
+            raise ConfigError(f"expected key=value, got {reprlib.repr(word)}; write for example {meant}")
         if key in given:
             before.setdefault(key, []).append(given.pop(key)[0])
         try:

@@ -145,6 +145,9 @@ class Algorithm(Guarded):
         object.__setattr__(self, name, value)
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 1e-3, max_grad_norm: float | None = None):
+        if not isinstance(model, torch.nn.Module) and not callable(model):
+            raise TypeError(f"{type(self).__name__}: model is {model!r:.60}; expected a Model, or a function that makes one: "
+                            f"{type(self).__name__}(MyModel(env.observation_space, env.action_space))")
         self.model: Any = model if isinstance(model, torch.nn.Module) else model()
         check_rates(type(self).__name__, lr, max_grad_norm)
         self.lr = lr

@@ -5,12 +5,14 @@ from __future__ import annotations
 from functools import partial
 
 import numpy as np
+from gymnasium.vector import VectorEnv
 
 from parl_like.agents.agent import Agent
 from parl_like.environment.factory import is_made, make_one, note_of
 from parl_like.environment.players_face import PlayersFace
 from parl_like.interfaces import PoolPort
 from parl_like.run.helper_maker import HelperMaker
+from parl_like.values.errors import nearest
 
 
 class AgentMaker:
@@ -67,12 +69,16 @@ class AgentMaker:
         agent = self._options.agent()
         if not isinstance(agent, Agent):
             raise TypeError(f"Robot: agent() gave {type(agent).__name__}; expected an Agent")
+        _refuse_misspelt(type(agent))
         if hasattr(agent, "robot"):
             raise ValueError(f"Robot: agent() gave one {type(agent).__name__} several times; expected a new one at every call, "
                              "such as its class")
         agent.bind(self._pool, index, np.random.default_rng(seed), self._options.label)
         if self._options.env is not None:
             agent.join(partial(make_one, self._options.env))
+            if isinstance(vector := agent.env.unwrapped, VectorEnv) and type(agent).run_one_episode is Agent.run_one_episode:
+                raise TypeError(f"Robot: the environment is a vector of {vector.num_envs}, and {type(agent).__name__} acts in "
+                                "one; give agent=VectorAgent, or a function that makes a single environment, and n_agents=")
             agent.check_roles(list(self._helpers.tasks))
             if isinstance(agent.env, PlayersFace):
                 self._pool.statistics.players = agent.env.players
@@ -85,3 +91,12 @@ class AgentMaker:
         """Return the number of a new agent's first environment: agents may have different numbers of them."""
         first, self._n_envs = self._n_envs, self._n_envs + agent.n_envs
         return first
+
+
+def _refuse_misspelt(kind: type[Agent]) -> None:
+    """Raise TypeError for an agent of the user's whose episode has a name that nobody calls, so that ours would run instead."""
+    if kind.run_one_episode.__module__.partition(".")[0] == "parl_like":
+        users = [base for base in kind.__mro__[:-1] if base.__module__.partition(".")[0] != "parl_like"]
+        if near := nearest("run_one_episode", [name for base in users for name in vars(base)], 0.8):
+            raise TypeError(f"{kind.__name__}.{near} is called by nobody; did you mean 'run_one_episode'? A method that is "
+                            "another needs a name less like it")

@@ -23,7 +23,7 @@ from parl_like.run.diagnosis import refuse_divergence
 from parl_like.run.pool_options import PoolOptions
 from parl_like.run.port import RobotPort
 from parl_like.values.copying import copied
-from parl_like.values.spec import SpecError, leaves, specs_of
+from parl_like.values.spec import PAIR, SpecError, is_pair, leaves, specs_of
 
 SCORES = ("mean_return", "min_return", "max_return", "mean_length", "success_rate")
 """Numbers of an evaluation that a robot's score may be, by name."""
@@ -327,13 +327,16 @@ def greedy_action(pool: AgentPool, name: str, obs: object) -> Any:
     raw = _raw_space(pool.agents[0], name) if len(transforms) else None  # transforms make others of them
     expected = specs if raw is None else specs_of(raw, "obs")
     one = next((np.ndim(value) == len(expected[key].shape) for key, value in given.items() if key in expected), True)
+    given = {key: value if hasattr(value, "dtype") or key not in expected
+             else expected[key].owned_by(f"task {name!r}").convert(value, rows=not one) for key, value in given.items()}
     if one:
         given = {key: np.asarray(value)[None] for key, value in given.items()}
     if len(transforms):
         rows = len(next(iter(given.values()))) if given else 0
         given = transforms.for_helper(rows, "test").observe({key: np.asarray(value) for key, value in given.items()})
     if given.keys() != specs.keys():
-        raise SpecError(f"act: task {name!r}, field 'obs': expected {', '.join(specs)}, got {', '.join(given) or 'nothing'}")
+        got = f"the pair (observation, info); {PAIR}" if is_pair(obs) else ", ".join(given) or "nothing"
+        raise SpecError(f"act: task {name!r}, field 'obs': expected {', '.join(specs)}, got {got}")
     rows_in = {key: spec.convert(given[key], rows=True) for key, spec in specs.items()}
     out = task.predict(rows_in, "test")
     n, explorer = len(next(iter(rows_in.values()))), queue.explorer

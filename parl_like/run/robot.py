@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import numpy as np
 
@@ -30,7 +30,7 @@ from parl_like.run.run_loop import RunLoop
 from parl_like.run.statistics import Counted
 from parl_like.tasks.task import ComputationTask, connect_tasks
 from parl_like.values import plain
-from parl_like.values.errors import unknown
+from parl_like.values.errors import absent, unknown
 from parl_like.values.parts import view
 from parl_like.values.plain import State
 from parl_like.values.user_calls import public
@@ -132,7 +132,7 @@ class Robot(Counted):
             options: Keys of the configuration of `parl_like.robots.single`, and arguments of whatever the robot is built of, such
                 as n_agents=16, lr=1e-3, hidden=(64, 64), model='Conv', driver='processes'. Schedules (of ε, of a learning rate
                 `lr={"start": 1e-3, "end": 0.0}`) end at total_steps, or else with the first run.
-                Also `score` and `hooks`, as for `Robot`.
+                Also `agent`, `score` and `hooks`, as for `Robot`.
 
         Raises:
             ValueError: an unknown algorithm or option, the nearest is named; an environment that is not there, or whose actions
@@ -140,6 +140,13 @@ class Robot(Counted):
         """
         robot: Robot = import_module("parl_like.robots.single").of(algorithm, env, options)
         return robot
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> object:
+            if hasattr(type(self), name):  # there, but it raised: once more, for its own error
+                return object.__getattribute__(self, name)
+            raise absent(self, name)
 
     def add_agents(self, n: int = 1) -> list[Agent]:
         """Lets `n` more agents join, between two iterations. Open episodes end here, as at a checkpoint, and everybody goes on.

@@ -35,7 +35,7 @@ from parl_like.values.errors import Diverged, unknown
 from parl_like.values.parts import part
 from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec
-from parl_like.values.user_calls import guarded
+from parl_like.values.user_calls import guarded, missing_arguments
 
 
 @guarded
@@ -110,6 +110,9 @@ class ComputationTask:
         serve: Literal["central", "replica"] = "central", sync_every: int = 1, asks: Sequence[str] = (),
         native: bool = True,
     ) -> None:
+        if isinstance(algorithm, type) and issubclass(algorithm, Algorithm) and missing_arguments(algorithm):
+            raise TypeError(f"ComputationTask: algorithm is the class {algorithm.__name__}; expected a function that makes one "
+                            f"with its model: create_algorithm_func(MyModel, dict(obs=…, act=…), {algorithm.__name__}, {{}})")
         self.name, self.source = "task", algorithm
         self.options = TaskOptions(helper, device_of(device), predict_rule, training_rule, on_error, max_skips, bisect, train,
                                    serve, sync_every, tuple(asks), native)

@@ -33,6 +33,9 @@ class TaskOptions:
     native: bool
 
     def __post_init__(self) -> None:
+        for option, rule in (("predict_rule", self.predict_rule), ("training_rule", self.training_rule)):
+            if not isinstance(rule, BatchRule | None):
+                raise TypeError(f"ComputationTask: {option} is {rule!r:.60}; expected a BatchRule, such as BatchRule(min_rows=8)")
         for option, value, known in (("serve", self.serve, ("central", "replica")),
                                      ("on_error", self.on_error, ("stop", "fail_batch"))):
             if value not in known:

@@ -88,13 +88,24 @@ ELSEWHERE = {
     "alpha": "ent_coef", "batch_size": "train_batch_size", "clip": "clip_param clip_range eps_clip", "delay": "policy_delay",
     "entropy": "ent_coef", "env": "env_kwargs env_wrapper", "epochs": "n_epochs num_epochs repeat_per_collect",
     "epsilon": "exploration_final_eps exploration_fraction exploration_initial_eps", "explorer": "action_noise",
-    "gamma": "discount discount_factor", "hidden": "hidden_sizes net_arch policy_kwargs", "lam": "gae_lambda",
+    "episodes": "n_eval_episodes num_episodes", "gamma": "discount discount_factor",
+    "hidden": "hidden_sizes net_arch policy_kwargs", "hooks": "callback callbacks", "lam": "gae_lambda",
     "learn_every": "train_freq", "lr": "learning_rate", "minibatch_rows": "batch_size", "n_agents": "n_envs num_envs",
     "n_step": "estimation_step", "size": "buffer_size", "target_period": "target_update_freq target_update_interval",
-    "tau": "polyak", "total_steps": "n_timesteps timesteps total_timesteps", "unroll": "n_steps rollout_fragment_length",
+    "stop": "max_steps num_steps timesteps total_timesteps", "tau": "polyak",
+    "total_steps": "n_timesteps timesteps total_timesteps", "unroll": "n_steps rollout_fragment_length",
     "updates": "gradient_steps", "value_weight": "vf_coef", "warmup": "learning_starts",
 }
 """Names of options → what they are called in Stable-Baselines3 and its Zoo, Tianshou and RLlib."""
+
+GYMNASIUM = "gymnasium's step returns (obs, reward, terminated, truncated, info) and its reset (obs, info)"
+"""The values that a caller unpacks, for messages."""
+
+CALLS_ELSEWHERE = {
+    "act": "predict choose_action compute_action compute_single_action get_action select_action", "evaluate": "test",
+    "load": "load_checkpoint restore", "run": "learn train fit", "save": "save_checkpoint save_to_path",
+}
+"""Names of a robot's methods → what they are called there, and in PARL."""
 
 
 def our_name(name: object, known: Iterable[str]) -> str:
@@ -112,6 +123,17 @@ def nearest(name: object, known: Iterable[str], cutoff: float = 0.6) -> str:
 def unknown(kind: str, name: object, known: Iterable[str]) -> str:
     """The message for a name that does not exist, with the nearest one that does."""
     names = sorted(known)
-    near = nearest(name, names)
-    hint = f"did you mean {near!r}?" if near else "there is none" if not names else "there are " + ", ".join(map(repr, names))
+    near, begun = nearest(name, names), [one for one in names if name and one.lower().startswith(str(name).lower())]
+    meant = [near] if near else begun if len(begun) < 10 else []
+    hint = f"did you mean {' or '.join(map(repr, meant))}?" if meant else "there is none" if not names else (
+        "there are " + ", ".join(map(repr, names)))
     return f"no {kind} {name!r}; {hint}"
+
+
+def absent(owner: object, name: str) -> AttributeError:
+    """Return the error for an attribute that an object does not have, with the one that was probably meant."""
+    known = [one for one in dir(type(owner)) if not one.startswith("_")]
+    theirs = next((one for one, names in CALLS_ELSEWHERE.items() if name in names.split() and one in known), "")
+    near = theirs or ("" if name.startswith("_") else nearest(name, known))
+    hint = f"; what others call {name} is {theirs} here" if theirs else f"; did you mean {near!r}?" if near else ""
+    return AttributeError(f"{type(owner).__name__} has no {name!r}{hint}")

@@ -76,6 +76,8 @@ class Spec:
         try:
             array = np.asarray(value)
         except ValueError as error:
+            if is_pair(value):
+                raise self.error("the pair (observation, info)", PAIR, rows) from None
             raise self.error(f"a ragged {type(value).__name__} ({error})", "give rows of equal shape", rows) from None
         expected = (len(array), *self.shape) if rows and array.ndim else self.shape
         if array.shape != expected or (rows and not array.ndim):
@@ -159,6 +161,15 @@ class Spec:
         where = f" at {at}" if at else ""
         raise self.error(f"{array[at]}{where}", f"stay within [{low}, {high}], the bounds of the space",
                          array.ndim > len(self.shape))
+
+
+PAIR = "that is what reset() returns; take the first of it: obs, info = env.reset()"
+"""The way out where `is_pair`."""
+
+
+def is_pair(value: object) -> bool:
+    """Return whether a value is an observation and its info, as `reset` returns them, in place of the observation alone."""
+    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], dict)
 
 
 _NO_NUMBERS = "USO"

@@ -10,12 +10,12 @@ import sys
 import sysconfig
 import traceback
 import types
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 
-from parl_like.values.errors import Told, our_name, unknown
+from parl_like.values.errors import GYMNASIUM, Told, nearest, our_name, unknown
 from parl_like.values.ranges import check_arguments
 
 C = TypeVar("C", bound=type)
@@ -122,6 +122,29 @@ def _shortened(text: str, one_line: bool) -> str:
     return "\n".join([head + _TRACE.rstrip(), *kept, *lines[-1:]])
 
 
+def add_way_out(error: BaseException) -> None:
+    """Add to the text of an error what was probably meant: an attribute of another name, as many values as environments give."""
+    owner, trace = getattr(error, "obj", None), list(_frames(error.__traceback__))
+    if isinstance(error, AttributeError) and error.name and owner is not None and "did you mean" not in str(error):
+        if near := nearest(error.name, [one for one in dir(owner) if not one.startswith("_")]):
+            error.args = (f"{error}; did you mean {near!r}?",)
+    elif isinstance(error, ValueError) and "values to unpack" in str(error):
+        if trace and is_users(trace[-1].tb_frame.f_code.co_filename):
+            error.args = (f"{error}; {GYMNASIUM}",)
+
+
+def missing_arguments(made: Callable[..., object]) -> list[str]:
+    """Return the names of arguments without which a class or function cannot be called; none where that cannot be seen."""
+    try:
+        return _needed(inspect.signature(made).parameters.values())
+    except (TypeError, ValueError):
+        return []
+
+
+def _needed(parameters: Iterable[inspect.Parameter]) -> list[str]:
+    return [one.name for one in parameters if one.default is one.empty and one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)]
+
+
 def explained(error: TypeError, name: str, made: Callable[..., object], kinds: tuple[type, ...], args: tuple[object, ...],
               options: Mapping[str, object]) -> TypeError | None:
     """Return what to say instead of a TypeError that Python raised for the arguments of a call: the option that there is not,
@@ -131,10 +154,14 @@ def explained(error: TypeError, name: str, made: Callable[..., object], kinds: t
         kinds: Classes whose constructors an unknown option may be handed on to; none: of a function.
     """
     makers = [vars(kind)["__init__"] for kind in kinds if "__init__" in vars(kind)] or [made]
+    first = list(inspect.signature(makers[0]).parameters.values())
+    bound = bool(kinds) or first[:1] != [] and first[0].name in ("self", "cls")  # whose first parameter is none of the caller's
+    if bound:
+        first, args = first[1:], args if kinds else args[1:]
     known: dict[str, inspect.Parameter] = {}
     anything = True  # whether it takes any option
     for maker in makers:
-        parameters = list(inspect.signature(maker).parameters.values())[bool(kinds) :]
+        parameters = list(inspect.signature(maker).parameters.values())[bound:]
         known |= {one.name: one for one in parameters if one.kind not in (one.VAR_KEYWORD, one.VAR_POSITIONAL)
                   and one.name not in known}
         if not any(one.kind is one.VAR_KEYWORD for one in parameters):
@@ -147,6 +174,8 @@ def explained(error: TypeError, name: str, made: Callable[..., object], kinds: t
         if option not in known and not anything:
             own = our_name(option, known)
             return TypeError(f"{name}: {unknown('option', option, known)}{', as it is called here' if own else ''}")
+    if (many := _too_many(name, first, args)) is not None:
+        return many
     positional = [one.name for one in known.values() if one.kind is not one.KEYWORD_ONLY]
     for option, value in {**dict(zip(positional, args, strict=False)), **options}.items():
         expected = [part.strip() for part in str(known[option].annotation).split("|")] if option in known else []
@@ -154,7 +183,31 @@ def explained(error: TypeError, name: str, made: Callable[..., object], kinds: t
             return None  # which says it better
         if expected and not any(_may_be(value, part) for part in expected):
             return TypeError(f"{name}: {option} is {value!r:.60} ({type(value).__name__}); expected {' or '.join(expected)}")
-    return None
+    return _too_few(name, first, args, options)
+
+
+def _too_many(name: str, parameters: Sequence[inspect.Parameter], args: Sequence[object]) -> TypeError | None:
+    """Return the error for a call with more values without a name than there may be; None: it is none."""
+    positional = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    if len(args) <= len(positional) or any(one.kind is one.VAR_POSITIONAL for one in parameters):
+        return None
+    others = [f"{one.name}=…" for one in parameters if one.kind is one.KEYWORD_ONLY]
+    return TypeError(f"{name}: got {len(args)} values without a name; expected at most {len(positional)}"
+                     f"{'; others are given by name' if others else ''}: {name}({', '.join([*positional, *others[:3]])})")
+
+
+def _too_few(name: str, parameters: Sequence[inspect.Parameter], args: Sequence[object],
+             options: Mapping[str, object]) -> TypeError | None:
+    """Return the error for a call that leaves out what has no default; None: it is none."""
+    positional = [one.name for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
+    needed = _needed(parameters)
+    missing = [one for one in needed if one not in {*positional[: len(args)], *options}]
+    if not missing:
+        return None
+    every = [one.name if one.name in positional else f"{one.name}=…" for one in parameters
+             if one.name in needed or one.kind is one.KEYWORD_ONLY]
+    call = f"{name}({', '.join(every[:5] + ['…'] * (len(every) > 5))})"
+    return TypeError(f"{name}: {' and '.join(missing)} {'are' if len(missing) > 1 else 'is'} missing; expected {call}")
 
 
 def _may_be(value: Any, kind: str) -> bool:
@@ -207,7 +260,7 @@ class Guarded:
 def border(call: F) -> F:
     """A function or method that the user's code calls: what it raises there has a traceback of the user's own frames
     (`trim`), unless `PARL_LIKE_TRACEBACK=1`. Among our own modules nothing changes."""
-    name = call.__name__
+    name = call.__qualname__ if next(iter(inspect.signature(call).parameters), "") == "cls" else call.__name__
 
     def called(*args: object, **options: object) -> Any:
         try:

@@ -319,16 +319,24 @@ def test_an_episode_that_a_call_does_not_run_is_refused(method, message):
     (lambda: MLPQ(POSITION, ACT, hidden="64"), r"MLPQ: hidden is '64' \(str\); expected Sequence\[int\]"),
     (lambda: EpsilonGreedy("0.1"), r"EpsilonGreedy: epsilon is '0.1' \(str\); expected float or Schedule or Sequence\[float\]"),
     (lambda: EpsilonGreedy(["a"]), r"EpsilonGreedy: epsilon is \['a'\] \(list\); expected float or Schedule"),
-    (lambda: Robot.of("DQN", agent=Agent), r"of\(\) missing 1 required positional argument: 'env'"),
+    (lambda: Robot.of("DQN", agent=Agent), r"^Robot.of: env is missing; expected Robot.of\(algorithm, env\)$"),
 ])
 def test_arguments_of_a_wrong_type_are_named(make, message):
     with pytest.raises(TypeError, match=message):
         make()
 
 
-def test_robot_of_says_where_an_agent_is_given():
-    with pytest.raises(ValueError, match=r"Robot.agent takes .*given in Python only: Robot\(…, agent=…\); elsewhere"):
-        Robot.of("DQN", "CartPole-v1", agent=Agent)
+def test_robot_of_takes_an_agent_of_the_users_own():
+    class Short(Agent):
+        def run_one_episode(self):
+            self.env.reset()
+            self.env.step(0)
+
+    with Robot.of("DQN", "CartPole-v1", agent=Short) as robot:
+        robot.run(10)
+        assert robot.env_steps == 10 and isinstance(robot.agents[0], Short)
+    with pytest.raises(ValueError, match="agent is Short; expected a function that makes one, such as its class"):
+        Robot.of("DQN", "CartPole-v1", agent=Short())
 
 
 @pytest.mark.parametrize(("options", "message"), [
