@@ -1,5 +1,7 @@
 """What the documents show is run, what they link is there, and what they say a block prints is what it prints."""
 
+import inspect
+import pkgutil
 import re
 import shlex
 import sys
@@ -8,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from parl_like import Robot
 from parl_like.lab import cli, config, experiment, user_experiments
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -42,8 +45,58 @@ def test_the_first_screen_is_one_screen():
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_and_pictures_exist(page):
-    for target in re.findall(r"\]\((?!http)([^)#]+)\)", page.read_text(encoding="utf-8")):
-        assert (page.parent / target).exists(), target
+    for target, anchor in re.findall(r"\]\((?!http)([^)#]*)(?:#([^)]+))?\)", page.read_text(encoding="utf-8")):
+        file = page.parent / target if target else page
+        assert file.exists() and (not anchor or anchor in anchors(file)), (target, anchor)
+
+
+def anchors(page):
+    """The places that links to a page may name: its headings, as GitHub writes them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in re.findall(r"^#+ (.+)$", text, re.MULTILINE)}
+
+
+def inline(page):
+    """The text of a page without its blocks."""
+    return re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_modules_that_pages_name_have_what_is_said_to_be_there(page):
+    text = inline(page)
+    for dotted in set(re.findall(r"`(parl_like(?:\.\w+)+)`", text)):
+        assert pkgutil.resolve_name(dotted) is not None
+    for name, dotted in set(re.findall(r"`(\w+)(?:\([^`]*\))?` (?:of|\()\s*`(parl_like(?:\.\w+)+)`", text)):
+        assert hasattr(pkgutil.resolve_name(dotted), name), (name, dotted)
+
+
+NAMESPACES = ("parl_like", *(f"parl_like.{end}" for end in (
+    "algorithms", "models", "data.transforms", "envs", "envs.wrappers", "environment.hooks", "environment.stop_conditions",
+    "drivers.workers.processes", "drivers.ray.cluster", "agents.players", "robots.self_play")))
+OTHERS = ("from-parl.md", "from-others.md")
+"""Pages with calls of other libraries."""
+
+
+@pytest.mark.parametrize("page", [one for one in PAGES if one.name not in OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
+def test_arguments_that_pages_name_are_taken(page):
+    found = [pkgutil.resolve_name(name) for name in NAMESPACES]
+    for name, given in re.findall(r"`(?:[^`]*?\W)?([A-Za-z_]\w*)\(([^()`]*)\)[^`]*`", inline(page)):
+        made = next((getattr(module, name) for module in found if callable(getattr(module, name, None))), None)
+        if made is None or made is Robot or not getattr(made, "__module__", "").startswith("parl_like"):
+            continue
+        takes = inspect.signature(made).parameters
+        if not any(one.kind is one.VAR_KEYWORD for one in takes.values()):
+            assert set(re.findall(r"(?:^|, ?)(\w+)=", given)) <= set(takes), (name, given)
+
+
+def test_options_of_commands_that_pages_name_are_taken():
+    """Thinker's page has those of the original; `ray` and `pip` have some of their own."""
+    files = [*(ROOT / "parl_like" / "lab").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    source = "".join(file.read_text(encoding="utf-8") for file in files)
+    theirs = {"--no-deps", "--generate", "--head", "--port", "--address", "--help", "--version"}
+    named = {option for page in PAGES if not page.name.startswith("thinker")
+             for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text(encoding="utf-8"))}
+    assert {option for option in named - theirs if f'"{option}"' not in source} == set()
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
