@@ -28,6 +28,8 @@ from parl_like.models import MLPQ, MLPActorCritic
 
 ENV = "CartPole-v1"
 BATCH = 1024
+ZOO = dict(batch=8 * 32, epochs=20, minibatches=4)
+"""PPO's unroll and updates of CartPole-v1 in the RL Zoo: minibatches of 64."""
 
 
 def spaces() -> dict[str, Any]:
@@ -38,18 +40,19 @@ def spaces() -> dict[str, Any]:
 # ------------------------------------------------------------------------------------------------------------------------ PPO
 
 
-def ppo_ours(n_agents: int, steps: int) -> float:
+def ppo_ours(n_agents: int, steps: int, batch: int = BATCH, epochs: int = 4, minibatches: int = 4) -> float:
     func = create_algorithm_func(MLPActorCritic, dict(**spaces(), hidden=[64, 64], activation="tanh"), PPO,
-                                 dict(gamma=0.99, lam=0.95, lr=3e-4, epochs=4, minibatches=4, clip=0.2, max_grad_norm=0.5))
+                                 dict(gamma=0.99, lam=0.95, lr=3e-4, epochs=epochs, minibatches=minibatches, clip=0.2,
+                                      max_grad_norm=0.5))
     with Robot(ENV, n_agents=n_agents,
-               tasks={"RL": ComputationTask(func, helper=lambda: OnPolicyHelper(unroll=BATCH // n_agents))}) as robot:
+               tasks={"RL": ComputationTask(func, helper=lambda: OnPolicyHelper(unroll=batch // n_agents))}) as robot:
         robot.train_iter()
         begin, before = perf_counter(), robot.env_steps
         for _ in robot.iterate(before + steps):
             pass
         seconds = perf_counter() - begin
         updates = robot.tasks["RL"].algorithm.updates
-        assert updates == robot.iterations * 16, (updates, robot.iterations)
+        assert updates == robot.iterations * epochs * minibatches, (updates, robot.iterations)
         return (robot.env_steps - before) / seconds
 
 
@@ -109,13 +112,13 @@ def ppo_by_hand(n_envs: int, steps: int) -> float:
     return steps // BATCH * BATCH / (perf_counter() - begin)
 
 
-def ppo_careful(n_envs: int, steps: int) -> float:
+def ppo_careful(n_envs: int, steps: int, batch: int = BATCH, epochs: int = 4, minibatches: int = 4) -> float:
     """The same work by someone who measures: acting in NumPy, values once per unroll, each epoch's rows copied once.
 
     It is tied to these two networks and this loss; it is here to say what a general framework costs.
     """
     envs = gym.vector.SyncVectorEnv([lambda: gym.make(ENV)] * n_envs, autoreset_mode=gym.vector.AutoresetMode.SAME_STEP)
-    horizon, rng, each = BATCH // n_envs, np.random.default_rng(0), np.arange(n_envs)
+    horizon, rng, each = batch // n_envs, np.random.default_rng(0), np.arange(n_envs)
 
     def net(out: int) -> torch.nn.Sequential:
         tanh = torch.nn.Tanh
@@ -146,12 +149,12 @@ def ppo_careful(n_envs: int, steps: int) -> float:
         adv, last = np.empty_like(error), np.zeros(n_envs, np.float32)
         for t in reversed(range(horizon)):
             adv[t] = last = error[t] + 0.99 * 0.95 * alive[t] * last
-        data = [obs[:-1].reshape(BATCH, 4), *(x.reshape(BATCH) for x in (act, log_p, adv, adv + value[:-1]))]
-        for _ in range(4):
-            order = rng.permutation(BATCH)
+        data = [obs[:-1].reshape(batch, 4), *(x.reshape(batch) for x in (act, log_p, adv, adv + value[:-1]))]
+        for _ in range(epochs):
+            order = rng.permutation(batch)
             rows = [torch.from_numpy(x[order]) for x in data]
-            for k in range(0, BATCH, BATCH // 4):
-                o, a, old, ad, ret = (x[k : k + BATCH // 4] for x in rows)
+            for k in range(0, batch, batch // minibatches):
+                o, a, old, ad, ret = (x[k : k + batch // minibatches] for x in rows)
                 ad = (ad - ad.mean()) / (ad.std() + 1e-8)
                 change = (-F.cross_entropy(actor(o), a, reduction="none") - old).exp()
                 policy = -torch.min(change * ad, change.clamp(0.8, 1.2) * ad).mean()
@@ -164,18 +167,18 @@ def ppo_careful(n_envs: int, steps: int) -> float:
 
     iteration()
     begin = perf_counter()
-    for _ in range(steps // BATCH):
+    for _ in range(steps // batch):
         iteration()
-    return steps // BATCH * BATCH / (perf_counter() - begin)
+    return steps // batch * batch / (perf_counter() - begin)
 
 
-def ppo_sb3(n_envs: int, steps: int) -> float:
+def ppo_sb3(n_envs: int, steps: int, batch: int = BATCH, epochs: int = 4, minibatches: int = 4) -> float:
     from stable_baselines3 import PPO as Peer
     from stable_baselines3.common.env_util import make_vec_env
 
-    model = Peer("MlpPolicy", make_vec_env(ENV, n_envs), n_steps=BATCH // n_envs, batch_size=BATCH // 4, n_epochs=4,
-                 learning_rate=3e-4, device="cpu", policy_kwargs=dict(net_arch=[64, 64]))
-    model.learn(BATCH)
+    model = Peer("MlpPolicy", make_vec_env(ENV, n_envs), n_steps=batch // n_envs, batch_size=batch // minibatches,
+                 n_epochs=epochs, learning_rate=3e-4, device="cpu", policy_kwargs=dict(net_arch=[64, 64]))
+    model.learn(batch)
     begin = perf_counter()
     model.learn(steps)
     return model.num_timesteps / (perf_counter() - begin)

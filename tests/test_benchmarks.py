@@ -44,6 +44,7 @@ def ours(monkeypatch):
     ("ppo_cartpole", ["--rounds", "1", "--scale", "0.02", "--case", "64 environments"]),
     ("dqn_cartpole", ["--rounds", "1", "--scale", "0.02", "--case", "learn every 4"]),
     ("sac_pendulum", ["--rounds", "1", "--scale", "0.02"]),
+    ("native_update", ["--rounds", "1", "--scale", "0.05", "--case", "DQN, 64 rows"]),
     ("learning", ["--seeds", "2", "--scale", "0.0052", "--episodes", "1", "--points", "2", "--case", "sac pendulum"]),
 ])
 def test_json_out(name, argv, capsys):
@@ -107,6 +108,8 @@ def test_json_out(name, argv, capsys):
         assert all(value > 0 for value in case["ratios"].values())
     elif name == "sac_pendulum":
         assert result["cases"]["an update per step"]["rates"]["parl_like"]["median"] > 0
+    elif name == "native_update":
+        assert result["cases"]["DQN, 64 rows"]["ratios"]["vs by torch"] > 0
     elif name == "learning":
         case = result["cases"]["sac pendulum"]
         assert all(len(curve) == 2 and curve[-1][0] >= case["steps"] == 104 for curve in case["parl_like"]["curves"])

@@ -45,6 +45,7 @@ cdef extern from "native.h" namespace "native" nogil:
     cdef struct Kernels:
         pass
     long pad(long)
+    long stride(long)
     const Kernels* kernels_of(int, int*)
     void run_forward(const Kernels&, const Layer*, const Values*, long, const float*, long, cbool)
     void run_backward(const Kernels&, const Layer*, const Values*, long, const float*, float*, long, char*, float*)
@@ -97,18 +98,18 @@ cdef class Pass:
     cdef readonly long rows, most
 
     def __cinit__(self, Network network, long most):
-        cdef long i, ld, n = network.layers.size(), total = 2 * most * pad(network.n_in)
+        cdef long i, ld, n = network.layers.size(), total = 2 * most * stride(network.n_in)
         for i in range(n):
-            total += (4 * pad(network.layers[i].n_out) + 16) * most
+            total += (4 * stride(network.layers[i].n_out) + 16) * most
         self.memory = room(total + 16 * n)
         self.most = most
         cdef float* at = self.memory
         self.x = at
-        self.dx = at + most * pad(network.n_in)
-        at += 2 * most * pad(network.n_in)
+        self.dx = at + most * stride(network.n_in)
+        at += 2 * most * stride(network.n_in)
         cdef Values v
         for i in range(n):
-            ld = most * pad(network.layers[i].n_out)
+            ld = most * stride(network.layers[i].n_out)
             v.y, v.dy, v.z, v.h, v.slope = at, at + ld, at + 2 * ld, at + 3 * ld, at + 4 * ld
             self.values.push_back(v)
             at += 4 * ld + (most + 15) // 16 * 16
@@ -332,7 +333,7 @@ cdef class Network:
             if one.shape[0] != rows or one.shape[1] != n_out:
                 raise ValueError(f"backward: the gradient of output {k} is {one.shape[0]} × {one.shape[1]}; expected {rows} × "
                                  f"{n_out}")
-            ld = pad(n_out)
+            ld = stride(n_out)
             for r in range(rows):
                 memcpy(d + r * ld, &one[r, 0], n_out * sizeof(float))
                 memset(d + r * ld + n_out, 0, (ld - n_out) * sizeof(float))
@@ -346,7 +347,7 @@ cdef class Network:
             result = np.empty((rows, self.n_in), np.float32)
             dx = result
             for r in range(rows):
-                memcpy(&dx[r, 0], kept.dx + r * pad(self.n_in), self.n_in * sizeof(float))
+                memcpy(&dx[r, 0], kept.dx + r * stride(self.n_in), self.n_in * sizeof(float))
         if last:
             self.spare = kept
         return result
@@ -362,12 +363,12 @@ cdef class Network:
         return 0
 
     cdef void enter(self, Pass to, const float* x, long rows) noexcept:
-        cdef long r, ld = pad(self.n_in)  # what lies behind the numbers of a row stays 0
+        cdef long r, ld = stride(self.n_in)  # what lies behind the numbers of a row stays 0
         for r in range(rows):
             memcpy(to.x + r * ld, x + r * self.n_in, self.n_in * sizeof(float))
 
     cdef int leave(self, Pass kept, long layer, float[:, ::1] out, long begin, long rows) except -1:
-        cdef long r, n = self.layers[layer].n_out, ld = pad(n)
+        cdef long r, n = self.layers[layer].n_out, ld = stride(n)
         for r in range(rows):
             memcpy(&out[begin + r, 0], kept.values[layer].y + r * ld, n * sizeof(float))
         return 0

@@ -17,6 +17,8 @@ namespace native {
 enum Activation { IDENTITY, TANH, RELU, SILU };
 constexpr long WIDTH = 16;  // rows of values begin at multiples of it, and are filled up with zeros
 inline long pad(long n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
+// Numbers between the beginnings of two rows: rows a power of two apart would share a few lines of the cache
+inline long stride(long n) { return pad(n) % 128 ? pad(n) : pad(n) + WIDTH; }
 
 // y = activation(norm(x w + b)); x: the network's input (source −1), or what an earlier layer gives out
 struct Layer {
@@ -50,7 +52,7 @@ struct Kernels {
 #define VECTORS                                                                                  \
   typedef float V __attribute__((vector_size(VL * 4), aligned(4), may_alias));                   \
   typedef int32_t I __attribute__((vector_size(VL * 4), aligned(4), may_alias));                 \
-  constexpr long PANEL = 2 * VL;
+  constexpr long PANEL = 2 * VL, PIECE = 128;
 #define ALL {forward_layer, backward_layer, pack, square_sum, scale, adam}
 
 #ifdef PARL_X86
@@ -123,7 +125,7 @@ inline void run_forward(const Kernels& k, const Layer* layers, const Values* val
       std::memset(l.padded_bias, 0, pad(l.n_out) * sizeof(float));
       if (l.b) std::memcpy(l.padded_bias, l.b, l.n_out * sizeof(float));
     }
-    k.forward(l, values[i], l.source < 0 ? x : values[l.source].y, pad(l.n_in), rows);
+    k.forward(l, values[i], l.source < 0 ? x : values[l.source].y, stride(l.n_in), rows);
   }
 }
 
@@ -134,12 +136,12 @@ inline void run_backward(const Kernels& k, const Layer* layers, const Values* va
   bool add = false;
   for (long i = n - 1; i >= 0; i--) {
     const Layer& l = layers[i];
-    if (!wanted[i]) std::memset(values[i].dy, 0, rows * pad(l.n_out) * sizeof(float));
+    if (!wanted[i]) std::memset(values[i].dy, 0, rows * stride(l.n_out) * sizeof(float));
     if (l.source < 0) {
-      k.backward(l, values[i], x, pad(l.n_in), dx, add, rows, gradient);
+      k.backward(l, values[i], x, stride(l.n_in), dx, add, rows, gradient);
       add = true;
     } else {
-      k.backward(l, values[i], values[l.source].y, pad(l.n_in), values[l.source].dy, wanted[l.source], rows, gradient);
+      k.backward(l, values[i], values[l.source].y, stride(l.n_in), values[l.source].dy, wanted[l.source], rows, gradient);
       wanted[l.source] = 1;
     }
   }

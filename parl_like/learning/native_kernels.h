@@ -46,10 +46,15 @@ INLINE V sigmoid_of(V x) {
 template <int R, int C>
 INLINE void tile(const float* a, long ra, long pa, const float* b, long ldb, long depth, const float* bias, bool add, float* c,
                  long ldc, long cols) {
-  V sum[R][C];
+  const bool whole = cols >= C * VL;
+  V sum[R][C];  // in registers: no address of it is taken
 #pragma GCC unroll 16
-  for (int r = 0; r < R; r++)
-    for (int k = 0; k < C; k++) sum[r][k] = bias ? load(bias + k * VL) : add ? load(c + r * ldc + k * VL) : splat(0.0f);
+  for (int r = 0; r < R; r++) {
+    V part[C];
+    for (int k = 0; k < C; k++) part[k] = bias ? load(bias + k * VL) : add && whole ? load(c + r * ldc + k * VL) : splat(0.0f);
+    if (add && !whole) std::memcpy(part, c + r * ldc, cols * sizeof(float));
+    for (int k = 0; k < C; k++) sum[r][k] = part[k];
+  }
   for (long p = 0; p < depth; p++) {
     V row[C];
     for (int k = 0; k < C; k++) row[k] = load(b + p * ldb + k * VL);
@@ -61,10 +66,12 @@ INLINE void tile(const float* a, long ra, long pa, const float* b, long ldb, lon
   }
 #pragma GCC unroll 16
   for (int r = 0; r < R; r++) {
-    if (cols >= C * VL)
-      for (int k = 0; k < C; k++) store(c + r * ldc + k * VL, sum[r][k]);
+    V part[C];
+    for (int k = 0; k < C; k++) part[k] = sum[r][k];
+    if (whole)
+      for (int k = 0; k < C; k++) store(c + r * ldc + k * VL, part[k]);
     else
-      std::memcpy(c + r * ldc, sum[r], cols * sizeof(float));
+      std::memcpy(c + r * ldc, part, cols * sizeof(float));
   }
 }
 
@@ -86,10 +93,15 @@ static void product(const float* a, long ra, long pa, const float* b, long ldb, 
     const long width = std::min<long>(PANEL, padded - j), have = exact ? std::min(cols - j, width) : width;
     const float* from = ldb ? b + j : b + j * depth;
     const long ld = ldb ? ldb : width;
-    if (width == PANEL)
-      columns<PANEL / VL>(a, ra, pa, from, ld, rows, depth, bias ? bias + j : nullptr, add, c + j, ldc, have);
-    else
-      columns<1>(a, ra, pa, from, ld, rows, depth, bias ? bias + j : nullptr, add, c + j, ldc, have);
+    // In pieces of the sum that stay in the first cache; a piece goes on from the sum before it, so its bits are the same.
+    for (long p = 0; p == 0 || p < depth; p += PIECE) {
+      const long some = std::min(PIECE, depth - p);
+      const float* first = bias && !p ? bias + j : nullptr;
+      if (width == PANEL)
+        columns<PANEL / VL>(a + p * pa, ra, pa, from + p * ld, ld, rows, some, first, add || p, c + j, ldc, have);
+      else
+        columns<1>(a + p * pa, ra, pa, from + p * ld, ld, rows, some, first, add || p, c + j, ldc, have);
+    }
   }
 }
 
@@ -126,7 +138,7 @@ INLINE float row_sum(const float* x, const float* y, long n) {
 }
 
 static void forward_layer(const Layer& l, const Values& v, const float* x, long ldx, long rows) {
-  const long ld = pad(l.n_out);
+  const long ld = stride(l.n_out);
   product(x, ldx, 1, l.forward_panels, 0, rows, l.n_out, l.n_in, l.padded_bias, false, v.y, ld, false);
   if (l.scale)
     for (long r = 0; r < rows; r++) {
@@ -155,7 +167,7 @@ static void forward_layer(const Layer& l, const Values& v, const float* x, long 
 // gradient goes (null: nowhere), to what is there with `add`. gradient: where those of the parameters go (null: nowhere).
 static void backward_layer(const Layer& l, const Values& v, const float* x, long ldx, float* dx, bool add, long rows,
                            float* gradient) {
-  const long ld = pad(l.n_out);
+  const long ld = stride(l.n_out);
   const V one = splat(1.0f);
   float* d = v.dy;
   for (long i = 0; i < rows * ld; i += VL) {
