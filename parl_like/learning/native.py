@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
@@ -190,6 +191,7 @@ class NetworkNode(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, network: Network, x: Tensor, *parameters: Tensor) -> Any:
         outputs, ctx.kept = network.keep(x.detach().numpy())
+        ctx.save_for_backward(x, *parameters)
         ctx.network, ctx.versions = network, [parameter._version for parameter in parameters]
         return tuple(torch.from_numpy(one) for one in outputs)
 
@@ -197,11 +199,31 @@ class NetworkNode(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         """Return the gradients. Raises RuntimeError where a parameter has been changed in between."""
         network = ctx.network
+        if torch.is_grad_enabled():  # of which there will be gradients again: these torch has to compute
+            inputs: Any = [one for one, needed in zip(ctx.saved_tensors, ctx.needs_input_grad[1:], strict=True) if needed]
+            outputs = by_torch(network.description, ctx.saved_tensors[0])
+            found = iter(torch.autograd.grad(outputs, inputs, gradients, create_graph=True, allow_unused=True))
+            return None, *(next(found) if needed else None for needed in ctx.needs_input_grad[1:])
         if [parameter._version for parameter in network.parameters] != ctx.versions:
             raise RuntimeError("a parameter was changed between the forward and the backward pass of a native network")
         flat = np.zeros(network.size, np.float32)  # of several layers in one parameter, some may be no part of this network
         dx = network.backward(ctx.kept, [one.contiguous().numpy() for one in gradients], flat, to_input=ctx.needs_input_grad[1])
         return None, None if dx is None else torch.from_numpy(dx), *parts(network, flat)
+
+
+def by_torch(layers: NetworkLayers, x: Tensor) -> tuple[Tensor, ...]:
+    """Return the outputs for rows [N, n_in] by torch's own functions."""
+    values: list[Tensor] = []
+    for one in layers.dense:
+        weight, bias = (None if p is None else p if one.member is None else p[one.member] for p in (one.weight, one.bias))
+        assert weight is not None
+        z = (x if one.source < 0 else values[one.source]) @ (weight.t() if one.member is None else weight)
+        z = z if bias is None else z + bias
+        if one.norm is not None:
+            scale, shift = (p[one.member] for p in one.norm)
+            z = F.layer_norm(z, z.shape[-1:]) * scale + shift
+        values.append(z if one.activation == "identity" else getattr(F, one.activation)(z))
+    return tuple(values[at] for at in layers.outputs.values())
 
 
 def parts(network: Network, flat: Array) -> list[Tensor]:

@@ -182,6 +182,23 @@ def test_models_compute_the_same_natively_with_and_without_gradient():
             close(a.grad, b.grad)
 
 
+def test_gradients_have_gradients():
+    """As the products with a Hessian have that TRPO solves for its step."""
+    for model in models():
+        other = copy.deepcopy(model)
+        model.native = native.networks_of(model)
+        obs, act = observed(model), torch.from_numpy(rows(12, 3)).clamp(-1, 1)
+        act = None if isinstance(model, MLPActorQ) and model.discrete else act
+        found = []
+        for one in (model, other):
+            own = list(one.parameters())
+            y = sum(part.clamp(-50, 50).square().sum() for part in answers(one, obs, act))
+            slopes = torch.autograd.grad(y, own, create_graph=True, materialize_grads=True)
+            found.append(torch.autograd.grad(sum(slope.square().sum() for slope in slopes), own, materialize_grads=True))
+        for a, b in zip(*found, strict=True):
+            close(a, b)
+
+
 def test_copies_compute_with_their_own_parameters():
     for model in models():
         model.native = native.networks_of(model)
