@@ -49,6 +49,8 @@ class FakeRobot:
     closed: ClassVar[int] = 0
     parts = None
 
+    tasks: dict = {}
+
     def __init__(self, config: Config) -> None:
         for name in (config.env, *config.options.get("inner", ())):
             if ":" in name:
