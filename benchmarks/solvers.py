@@ -22,6 +22,7 @@ import msgspec
 from parl_like.algorithms.games import (
     CFR,
     CFRPlus,
+    DeepCFR,
     ExploitabilityDescent,
     ExternalSampling,
     FictitiousPlay,
@@ -54,6 +55,7 @@ ROWS = {
     "outcomesampling-leduc": SolverRow(OutcomeSampling, Leduc, 10_000, 3.07),
     "fictitiousplay-kuhn": SolverRow(FictitiousPlay, Kuhn, 300, 0.01),
     "exploitabilitydescent-kuhn": SolverRow(ExploitabilityDescent, Kuhn, 1_000, 0.02),
+    "deepcfr-kuhn": SolverRow(DeepCFR, Kuhn, 100, 0.10),
 }
 """Name → what is measured."""
 

@@ -87,7 +87,8 @@ def short(name):
     if experiments.get(name).robot != "thinker":
         env = experiments.get(name).config.get("env")
         several = isinstance(env, dict) and "vector" in env  # environments in each agent
-        return {"n_agents": 1 if several else 4, "total_steps": 800} | in_pieces(name) | off_policy(name)
+        alone = experiments.get(name).config.get("algorithm") == "PSRL"  # its world is that of one episode at a time
+        return {"n_agents": 1 if several or alone else 4, "total_steps": 800} | in_pieces(name) | off_policy(name)
     if not name.endswith("mini"):  # large pictures
         options = {"max_frames": 60} if "atari" in name else {"max_steps": 8}
         return {**THINKER, "rec_t": 3, "total_steps": 60, "actor_unroll_len": 6, "model_warm_up_n": 4, "model_buffer_n": 36,
