@@ -34,7 +34,7 @@ def build(name, **overrides):
         pytest.importorskip(needed)
     if name.endswith("-lander"):
         pytest.importorskip("Box2D")
-    if name == "maddpg-speaker":
+    if name in ("maddpg-speaker", "mappo-spread"):
         pytest.importorskip("mpe2")
     module = experiment.module()
     return module.build(configs.resolve(module.Config, experiment.config, overrides))
