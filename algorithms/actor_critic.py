@@ -17,6 +17,7 @@ from parl_like.data.returns import gae, next_values
 from parl_like.learning._written import squared
 from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Algorithm, Schedule, Window, value_of
+from parl_like.learning.array_prediction import gives
 from parl_like.learning.explorers import (
     GSDE,
     Beta,
@@ -126,6 +127,7 @@ class ActorCritic(Algorithm):
     def explorer(self) -> Explorer:
         return explorer_of(self.model.head, self.model.act_space)
 
+    @gives("policy")
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         out, state = self.model.policy(inputs.obs, inputs.get("state"))
         return {**out, "state": state} if state else out

@@ -12,6 +12,7 @@ from parl_like.algorithms.actor_q import WrittenActorQ, actor_and_critics, criti
 from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Algorithm, Schedule, Window
+from parl_like.learning.array_prediction import gives
 from parl_like.learning.explorers import Explorer, Noisy
 from parl_like.learning.fixed_settings import explorers_have
 from parl_like.learning.model import Model
@@ -69,6 +70,7 @@ class TD3(Algorithm):
     def explorer(self) -> Explorer:
         return Noisy(self.model.act_space.shape, self.noise)
 
+    @gives("act")
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         return {"mean": self.model.act(inputs.obs)}
 

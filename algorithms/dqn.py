@@ -18,6 +18,7 @@ from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.learning._written import huber
 from parl_like.learning.action_spaces import Takes, taken_by
 from parl_like.learning.algorithm import Algorithm, Schedule, Window
+from parl_like.learning.array_prediction import gives
 from parl_like.learning.explorers import EpsilonGreedy, Explorer
 from parl_like.learning.fixed_settings import explorers_have
 from parl_like.learning.model import Model
@@ -86,6 +87,7 @@ class DQN(Algorithm):
     def explorer(self) -> Explorer:
         return EpsilonGreedy(self.epsilon)
 
+    @gives("q", through=("acts_by",))
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         if self.noisy and self.mode != "collect":
             with without_noise(self.noisy):
@@ -96,6 +98,7 @@ class DQN(Algorithm):
             out["mask"] = inputs.obs["mask"]  # random actions must be legal too
         return out
 
+    @gives("q")
     def acts_by(self, inputs: Batch) -> dict[str, Any]:
         """The values `q` [N, A] by which actions are chosen; of a model with a memory also its `state` after this step."""
         return {"q": self.model.q(inputs.obs)}

@@ -17,6 +17,7 @@ from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Algorithm, Loss, Schedule, Window
+from parl_like.learning.array_prediction import gives
 from parl_like.learning.explorers import Categorical, Explorer, SquashedGaussian
 from parl_like.learning.model import Model
 from parl_like.values.batch import Batch
@@ -150,6 +151,7 @@ class MPO(Algorithm):
     def explorer(self) -> Explorer:
         return Categorical() if self.discrete else SquashedGaussian(self.model.act_space.shape)
 
+    @gives("policy")
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         return self.model.policy(inputs.obs)  # type: ignore[no-any-return]
 

@@ -23,6 +23,7 @@ from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.learning._written import Squashed, least
 from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Algorithm, Loss, Schedule, Window
+from parl_like.learning.array_prediction import gives
 from parl_like.learning.explorers import Categorical, Explorer, SquashedGaussian
 from parl_like.learning.model import Model
 from parl_like.learning.native import WrittenLoss, twin_of
@@ -88,6 +89,7 @@ class SAC(Algorithm):
     def explorer(self) -> Explorer:
         return Categorical() if self.discrete else SquashedGaussian(self.model.act_space.shape)
 
+    @gives("policy")
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         return self.model.policy(inputs.obs)  # type: ignore[no-any-return]
 

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from parl_like.learning.action_spaces import taken_by
+from parl_like.learning.array_prediction import NativeReader
 from parl_like.learning.model import Model
 from parl_like.learning.native import NetworkLayers
 from parl_like.models.heads import CategoricalHead, OrthogonalLinear, SquashedGaussianHead, mask_key
-from parl_like.models.mlp import MLP, DropoutEnsembleMLP, EnsembleMLP, perception
+from parl_like.models.mlp import MLP, DropoutEnsembleMLP, EnsembleMLP, hands_on, perception
+from parl_like.values.spec import Array
 
 
 class MLPActorQ(Model):
@@ -78,6 +80,14 @@ class MLPActorQ(Model):
         critics = NetworkLayers(actor.n_in if self.discrete else actor.n_in + self.dim)
         critics.outputs = {f"critic {i}": end for i, end in enumerate(critics.add(self.critics))}
         return {"actor": actor, "critics": critics}
+
+    def native_reader(self, method: str) -> NativeReader | None:
+        """Return how `policy` or `act` is computed of plain vectors; None: it is not."""
+        read = {"policy": getattr(self.head, "read_array", None), "act": self._read_act}.get(method)
+        return NativeReader("actor", read, self.perception) if read and hands_on(self.perception) else None
+
+    def _read_act(self, numbers: Array) -> dict[str, Array]:
+        return {"mean": torch.tanh(torch.from_numpy(numbers)).numpy().reshape(len(numbers), *self.act_specs["act"].shape)}
 
     def policy(self, obs: Any) -> dict[str, Tensor]:
         """Return what the head reads, [N, …]."""

@@ -129,6 +129,10 @@ class CategoricalHead(nn.Module, metaclass=Brief):
             numbers = self.read(torch.from_numpy(numbers), mask)["logits"].numpy()
         return Categorical(numbers, self.nvec or [self.n], act.long().reshape(len(act), -1).numpy())
 
+    def read_array(self, logits: Array) -> dict[str, Array]:
+        """As `read`, of an array, without a mask."""
+        return {"logits": logits}
+
     def log_probs(self, out: Out) -> Tensor:
         """log π of every action, [N, n]. `out` may carry a `mask` [N, n] beside its `logits`."""
         return torch.log_softmax(masked(out["logits"], out.get("mask"), self.nvec), -1)
@@ -217,6 +221,16 @@ class GaussianHead(nn.Module, metaclass=Brief):
         """Return log π(act) and the entropy, with their gradients, of what the linear layer gave out."""
         own = None if self.log_std is None else self.log_std.detach().numpy()
         return Gaussian(numbers, own, act.float().reshape(len(act), -1).numpy())
+
+    def read_array(self, numbers: Array) -> dict[str, Array]:
+        """As `read`, of an array."""
+        if self.log_std is not None:
+            own: Any = self._parameters["log_std"]
+            log_std = np.empty_like(numbers)
+            log_std[:] = own.detach().numpy()
+            return {"mean": numbers, "log_std": log_std}
+        log_std = np.minimum(np.maximum(numbers[:, self.dim :], -20.0), 2.0)
+        return {"mean": numbers[:, : self.dim].copy(), "log_std": log_std}
 
     def log_prob(self, out: Out, act: Tensor) -> Tensor:
         """log density [N] = Σ −½ ((act − mean) / std)² − log std − ½ log 2π; act [N, ...] with dim numbers per row."""

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parl_like.learning.action_spaces import taken_by
+from parl_like.learning.array_prediction import NativeReader
 from parl_like.learning.layers import Brief, orthogonal_
 from parl_like.learning.layers import activation as activation_named
 from parl_like.learning.model import Model
@@ -269,6 +270,11 @@ class FlatObs(nn.Module, metaclass=Brief):
         return nest({part.name: part.inverse(x) for part, x in parts})["obs"]
 
 
+def hands_on(perception: nn.Module) -> bool:
+    """Return whether a perception gives vectors as they are, as float32."""
+    return type(perception) is FlatObs and perception.is_vector and "forward" not in vars(perception)
+
+
 class _Leaf:
     """The way from one array of the observation to features, and from numbers back to an array."""
 
@@ -400,6 +406,12 @@ class MLPQ(Model):
         layers.outputs["q"] = layers.add(self.net)
         return {"q": layers}
 
+    def native_reader(self, method: str) -> NativeReader | None:
+        """Return how `q` is computed of plain vectors; None: it is not."""
+        if method != "q" or not hands_on(self.perception):
+            return None
+        return NativeReader("q", lambda q: {"q": q}, self.perception)
+
 
 class MLPActorCritic(Model):
     """Policy and value, by two networks on one perception.
@@ -490,6 +502,12 @@ class MLPActorCritic(Model):
         actor, critic = layers.add(self.own, layers.add(self.body) if self.shared else -1)
         layers.outputs = {"policy": layers.add(self.head, actor), "value": layers.add(self.value_head, critic)}
         return {"evaluate": layers, "policy": layers.only("policy"), "value": layers.only("value")}
+
+    def native_reader(self, method: str) -> NativeReader | None:
+        """Return how `policy` is computed of plain vectors; None: it is not."""
+        read = getattr(self.head, "read_array", None)
+        fits = method == "policy" and read is not None and hands_on(self.perception)
+        return NativeReader("policy", read, self.perception) if fits else None  # type: ignore[arg-type]
 
     def auxiliary(self, obs: Any) -> tuple[dict[str, Tensor], Tensor, Tensor]:
         """As `evaluate`, and the value [N] that reads the policy's features.

@@ -31,6 +31,7 @@ def ours(monkeypatch):
     ("replay", ["--rounds", "1", "--scale", "0.01", "--alone"]),
     ("returns", ["--rounds", "1", "--scale", "0.01"]),
     pytest.param("start", ["--rounds", "1"], marks=pytest.mark.slow),
+    ("acting", ["--rounds", "1", "--scale", "0.002"]),
     ("envs", ["--rounds", "1", "--scale", "0.01"]),
     ("tabular", ["--rounds", "1", "--scale", "0.01"]),
     ("games", ["--scale", "0.005"]),
@@ -68,6 +69,9 @@ def test_json_out(name, argv, capsys):
             assert gains["ours"][:len(gains["Python"])] == pytest.approx(gains["Python"]) and gains["ours"] == pytest.approx(
                 gains["C++"]), "the same policies"
         assert {"external sampling kuhn", "outcome sampling kuhn", "nash_conv leduc"} <= cases.keys()
+    elif name == "acting":
+        assert len(result["predict"]) == 15 and all(case["ratio"] > 0 for case in result["predict"].values())
+        assert set(result["agents"]) == {"8", "64"} and set(result["many"]) == {"64"}
     elif name == "returns":
         assert set(result["cases"]) == {f"{kind} {shape}" for kind in ("gae", "vtrace") for shape in ("[128, 64]", "[20, 256]")}
         assert all(case["ratios"]["vs numpy"] > 0 for case in result["cases"].values())

@@ -32,6 +32,8 @@ class EnvsTogether(SyncVectorEnv):
         """Reset all environments, or those of `options["reset_mask"]`, as gymnasium does."""
         if self._latest is not None:
             self._env_obs, self._latest = list(iterate(self.observation_space, self._latest)), None
+            self._terminations, self._truncations = self._terminations.copy(), self._truncations.copy()
+            self._autoreset_envs = self._terminations | self._truncations
         obs, info = super().reset(seed=seed, options=options)
         self._env_obs = list(map(copied, self._env_obs))
         return obs, info
@@ -61,5 +63,5 @@ class EnvsTogether(SyncVectorEnv):
             self._latest = concatenate(space, given, whole)
         else:
             self._latest = rows
-        self._terminations, self._truncations, self._autoreset_envs = terminated, truncated, terminated | truncated
-        return copied(self._latest), rew, terminated.copy(), truncated.copy(), infos
+        self._terminations, self._truncations = terminated, truncated
+        return copied(self._latest), rew, terminated, truncated, infos

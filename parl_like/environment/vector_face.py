@@ -15,7 +15,7 @@ from parl_like.environment.hooks import Hook
 from parl_like.environment.resumed_episode import PASSED
 from parl_like.environment.together import EnvsTogether
 from parl_like.interfaces import ActingAgent
-from parl_like.values.copying import copied
+from parl_like.values.copying import copied, read_only
 from parl_like.values.errors import AgentFailed
 from parl_like.values.spec import Array, leaves
 
@@ -128,6 +128,7 @@ class VectorFace(EnvFace):
         self._gives_copies = getattr(env, "copy", False) is True
         self._together = type(env) is EnvsTogether  # whose arrays are new in every step, of the right types and sizes
         self._all_go_on = False  # in the last step
+        self._everyone = read_only(np.ones(self.n, bool))
         self.quotas: Array | None = None
         self.obs_next: Any = None
         self.valid = np.ones(self.n, bool)
@@ -245,7 +246,7 @@ class VectorFace(EnvFace):
         special = info.get("dropped") is not None or "imagined" in info
         self._all_go_on = self._together and not some and self.quotas is None and not special
         if self._all_go_on:
-            self.valid = np.ones(self.n, bool)
+            self.valid = self._everyone
             episodes.done = episodes.ended = episodes.reset_now = done
             episodes.returns += rew
             episodes.lengths += 1

@@ -12,7 +12,7 @@ from cpython.ref cimport PyObject
 from libc.math cimport sqrt
 from libc.stdint cimport uintptr_t
 from libc.stdlib cimport calloc, free
-from libc.string cimport memcpy, memset
+from libc.string cimport memcmp, memcpy, memset
 from libcpp cimport bool as cbool
 from libcpp.vector cimport vector
 
@@ -141,6 +141,7 @@ cdef class Network:
     cdef Pass scratch, spare
     cdef object flat, views
     cdef cbool broken, packed
+    cdef vector[float] before  # weights and biases of all layers when `forward` packed them; empty: it has not, or others have since
     cdef readonly object description
     cdef readonly tuple parameters
     cdef readonly list starts
@@ -253,7 +254,9 @@ cdef class Network:
         if self.scratch is None or self.scratch.most < min(rows, CHUNK):
             self.scratch = Pass(self, min(max(rows, 16), CHUNK))
         out = [np.empty((rows, self.layers[i].n_out), np.float32) for i in self.outputs]
-        cdef cbool packed = unchanged and self.packed
+        cdef cbool packed = self.packed and (unchanged or self.same())
+        if not packed:
+            self.note()
         for begin in range(0, rows, CHUNK):
             some = min(rows - begin, CHUNK)
             self.enter(self.scratch, &x[begin, 0], some)
@@ -277,6 +280,7 @@ cdef class Network:
         out = [np.empty((rows, self.layers[i].n_out), np.float32) for i in self.outputs]
         if rows:
             self.enter(kept, &x[0, 0], rows)
+        self.before.clear()
         with nogil:
             run_forward(KERNELS[0], self.layers.data(), kept.values.data(), self.layers.size(), kept.x, rows, False)
         self.packed = True
@@ -351,6 +355,39 @@ cdef class Network:
         if last:
             self.spare = kept
         return result
+
+    cdef cbool same(self) noexcept:
+        """Whether weights and biases are those that were packed, bit for bit. To compare takes a fifth of the time of packing."""
+        cdef size_t i, at = 0, n
+        if self.before.empty():
+            return False
+        for i in range(self.layers.size()):
+            n = self.layers[i].n_in * self.layers[i].n_out
+            if memcmp(self.layers[i].w, &self.before[at], n * sizeof(float)):
+                return False
+            at += n
+            n = self.layers[i].n_out
+            if self.layers[i].b != NULL and memcmp(self.layers[i].b, &self.before[at], n * sizeof(float)):
+                return False
+            at += n
+        return True
+
+    cdef int note(self) except -1:
+        cdef size_t i, at = 0, n
+        if self.before.empty():
+            for i in range(self.layers.size()):
+                at += (self.layers[i].n_in + 1) * self.layers[i].n_out
+            self.before.resize(at)
+        at = 0
+        for i in range(self.layers.size()):
+            n = self.layers[i].n_in * self.layers[i].n_out
+            memcpy(&self.before[at], self.layers[i].w, n * sizeof(float))
+            at += n
+            n = self.layers[i].n_out
+            if self.layers[i].b != NULL:
+                memcpy(&self.before[at], self.layers[i].b, n * sizeof(float))
+            at += n
+        return 0
 
     cdef float* address(self, tuple place) except? NULL:
         if place[0] < 0:

@@ -9,13 +9,14 @@ from typing import Any
 import torch
 
 from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.array_prediction import ArrayPrediction
 from parl_like.learning.optimizer_steps import own_parameters
 
 
 class _Copy:
     def __init__(self, algorithm: Algorithm, version: int, lock: threading.Lock) -> None:
         self.algorithm, self.version, self.lock = algorithm, version, lock
-        self.inference = torch.inference_mode()
+        self.inference, self.on_rows = torch.inference_mode(), ArrayPrediction(algorithm)
         self.tensors = tensors_of(acting_state(algorithm))
 
 

@@ -11,6 +11,7 @@ import torch
 from parl_like.data.rng import Borrowed
 from parl_like.interfaces import Mode
 from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.array_prediction import ArrayPrediction
 from parl_like.learning.device_copy import fetch, send
 from parl_like.learning.model import ArrayModel
 from parl_like.learning.model_check import check_rows, flat_outputs
@@ -36,6 +37,7 @@ class AlgorithmRunner:
         on_arrays: Whether its model is made of NumPy arrays, so that batches are, too.
         has_modes: Whether a module does something else while it learns.
         inference: For predictions under the task's lock: making one would take 1 µs.
+        on_rows: Predictions of the algorithm from arrays to arrays, where it has such.
     """
 
     def __init__(self, algorithm: Algorithm, device: torch.device, owner: Callable[[], str],
@@ -51,7 +53,7 @@ class AlgorithmRunner:
         if not self.has_modes:
             self.set_update_modes()
         self._on_cpu = device.type == "cpu"
-        self.inference = torch.inference_mode()
+        self.inference, self.on_rows = torch.inference_mode(), ArrayPrediction(algorithm)
 
     def sent(self, rows: Mapping[str, Array]) -> Batch:
         """Return rows as the algorithm gets them: tensors on its device, or arrays where the model is made of these."""
@@ -59,13 +61,17 @@ class AlgorithmRunner:
 
     def predict(
         self, algorithm: Algorithm, inputs: Mapping[str, Array], mode: Mode, inference: torch.inference_mode,
+        on_rows: ArrayPrediction,
     ) -> dict[str, Array]:
         """Return the outputs of one prediction, flat output name → [N, ...], which share memory with nothing else.
 
         Args:
-            algorithm: The task's, or an acting copy of it, whose lock the caller holds. inference: That lock's.
+            algorithm: The task's, or an acting copy of it, whose lock the caller holds. inference: That lock's. on_rows: The
+                algorithm's.
             inputs: Flat field name → [N, ...].
         """
+        if (made := on_rows(inputs)) is not None:
+            return made
         tensors: Mapping[str, object] = inputs
         if not self.on_arrays:
             tensors = ({name: torch.from_numpy(value) for name, value in inputs.items()} if self._on_cpu

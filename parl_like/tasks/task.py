@@ -237,10 +237,10 @@ class ComputationTask:
         if self.acting is None or mode == "update":
             learned = self.learned
             with learned.lock:  # no optimiser step between the forward pass and the version
-                return runner.predict(runner.algorithm, inputs, mode, runner.inference), learned.version
+                return runner.predict(runner.algorithm, inputs, mode, runner.inference, runner.on_rows), learned.version
         copy = self.acting.front
         with copy.lock:
-            return runner.predict(copy.algorithm, inputs, mode, copy.inference), copy.version
+            return runner.predict(copy.algorithm, inputs, mode, copy.inference, copy.on_rows), copy.version
 
     def connect(self, asked: Mapping[str, ComputationTask]) -> None:
         """Take the tasks that this one `asks`; the robot calls it."""

@@ -99,7 +99,7 @@ def test_ctrl_c_while_torch_changes_its_mode_leaves_it_as_it_was(doing, around, 
         return False
 
     with cart_pole() if doing == "run" else nullcontext() as robot:
-        task = ComputationTask(DQN(MLPQ(OBS, ACT)))
+        task = ComputationTask(DQN(MLPQ(OBS, ACT)), native=doing != "predict")  # a native one changes no mode of torch
         task.build()
         call = {"learn": lambda: task.learn(given), "predict": lambda: task.predict({"obs": given["obs"]}),
                 "run": lambda: robot.run(8)}[doing]
