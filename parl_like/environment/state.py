@@ -43,7 +43,7 @@ WRAPPERS = {
     **{f"{_OURS}wrappers.{name}": () for name in (
         "NormalizeObservation", "ActionRepeat", "Discretize", "MultiDiscreteToDiscrete", "TruncatedAsTerminated")},
 }
-_SYNC = "gymnasium.vector.sync_vector_env.SyncVectorEnv"
+_SYNC = ("gymnasium.vector.sync_vector_env.SyncVectorEnv", "parl_like.environment.together.EnvsTogether")
 REFUSED = {"ale_py.env.AtariEnv": "its state lacks the action that sticks; use parl_like.envs.atari.Atari"}
 
 
@@ -79,7 +79,7 @@ def restore_state(env: AnyEnv, state: Mapping[str, Any]) -> None:
         raise ValueError(f"restore_state: the state is of {_chain(saved)}; expected {_chain(names)}: make the environment as it "
                          "was")
     for layer, (name, part) in zip(reversed(layers), reversed(state["layers"]), strict=True):
-        if name == _SYNC:
+        if name in _SYNC:
             if len(part["envs"]) != layer.num_envs:
                 raise ValueError(f"restore_state: the state is of {len(part['envs'])} environments; expected {layer.num_envs}")
             for one, state_of_one in zip(layer.envs, part["envs"], strict=True):
@@ -118,7 +118,7 @@ def _chain(names: Sequence[str]) -> str:
 
 def _part(layer: Any) -> Any:
     name = _name(layer)
-    if name == _SYNC:
+    if name in _SYNC:
         return {"envs": [clone_state(one) for one in layer.envs], "autoreset": layer._autoreset_envs.copy()}
     keys = BARE.get(name, WRAPPERS.get(name))
     if keys is not None:
