@@ -27,6 +27,9 @@ type would refuse users' code: `docs/decisions/036-types-of-overridden-methods.m
 UsersRobot: TypeAlias = Any
 """The robot of such a method: `Robot`, or `RunPort`."""
 
+Learned: TypeAlias = Mapping[str, Any]
+"""The named values that `learn` of an algorithm gives back: numbers, and rows as arrays or tensors."""
+
 AgentIn = TypeVar("AgentIn", contravariant=True)
 """An agent that a driver runs: `parl_like.agents.agent.Agent`."""
 QueueIn = TypeVar("QueueIn", contravariant=True)
@@ -368,7 +371,7 @@ class StatisticsPort(Protocol):
 
     def count_bad(self, text: str) -> None: ...
 
-    def count_episode(self, env: int, episode_return: object, length: int, parts: Any = ()) -> None: ...
+    def count_episode(self, env: int, episode_return: object, length: int, parts: object = ()) -> None: ...
 
     def count_rows(self, task: str, learned: int, dropped: int) -> None: ...
 

@@ -61,7 +61,7 @@ class Acting:
 
     # -------------------------------------------------------------------------------------------------------- actions
 
-    def predict(self, obs: Any) -> Any:
+    def predict(self, obs: object) -> Any:
         """Return the action for an observation, or for n of them; see `AgentHelper.predict`."""
         agent = self.agent
         if agent.signal is not None:
@@ -88,7 +88,7 @@ class Acting:
         self.last = (act, ticket.out, row)
         return act
 
-    def _predict_rows(self, values: tuple[Any, ...]) -> Any:
+    def _predict_rows(self, values: tuple[Any, ...]) -> object:
         n, comm = len(self.context.lanes), self.comm
         if self.noise is not None:
             values += (self.noise.rows(n),)
@@ -105,7 +105,7 @@ class Acting:
         self.last = (act, out, -1)
         return act
 
-    def _at_random(self, values: tuple[object, ...], out: dict[str, Array], n: int) -> Any:
+    def _at_random(self, values: tuple[object, ...], out: dict[str, Array], n: int) -> object:
         """Take random actions instead of those that the task gave for `values`. It was asked all the same, for its memory, and
         so that agents keep step."""
         masks = {name[4:]: np.asarray(value) for name, value in zip(self.format.inputs, values, strict=False)

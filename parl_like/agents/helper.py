@@ -210,7 +210,7 @@ class AgentHelper(UpdateSchedule):
             agent.obey()
         return result
 
-    def _learn(self) -> dict[str, Any] | None:
+    def _learn(self) -> dict[str, object] | None:
         raise NotEnoughRows(f"{self.where}: {type(self).__name__} keeps no rows; use OnPolicyHelper or OffPolicyHelper to learn")
 
     def forgo_policy(self) -> None:

@@ -12,6 +12,7 @@ from parl_like.agents.helper import AgentHelper
 from parl_like.agents.helper_checks import made_buffer
 from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.interfaces import Learned
 from parl_like.learning.fixed_settings import fixed
 from parl_like.tasks.batch_rule import BatchRule
 from parl_like.values import plain
@@ -115,7 +116,7 @@ class OffPolicyHelper(AgentHelper):
         """Return whether rows were stored since the last request."""
         return self._since > 0
 
-    def _learn(self) -> dict[str, Any] | None:
+    def _learn(self) -> dict[str, object] | None:
         return self.sender.send(*self.draw(self.batch_size))
 
     def draw(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, object]], None] | None]:
@@ -128,7 +129,7 @@ class OffPolicyHelper(AgentHelper):
             rows, indices = self.sample(n)
             return rows, partial(self._feed_back, indices, buffer.serials(indices))
 
-    def _feed_back(self, indices: Array, serials: Array, result: Mapping[str, Any]) -> None:
+    def _feed_back(self, indices: Array, serials: Array, result: Learned) -> None:
         assert isinstance(self.buffer, PrioritizedReplayBuffer)
         if "priority" not in result:
             if "left_out" in result:

@@ -96,7 +96,7 @@ class OnPolicyHelper(AgentHelper):
             raise ValueError(f"{self.where}: collected more than {self.unroll} steps, all that this helper holds; "
                              "give it a larger unroll (max_steps), or call update() in between")
 
-    def _learn(self) -> dict[str, Any] | None:
+    def _learn(self) -> dict[str, object] | None:
         self.comm.check_caller()  # before any row is taken
         # An agent that waits does not overwrite its rows, and those of several agents are joined, so copied, anyway.
         copy = not self.wait or len(self.agent.agent_pool.agents) == 1

@@ -190,7 +190,7 @@ class OnlineHelper(AgentHelper):
             act = self._chosen(obs_next)
             self._learn_row(act if self._unmapped else self.writer.policy_units(act)[0], *row)
 
-    def _learn_row(self, next_act: Any, obs: object, act: object, rew: object, obs_next: object, terminated: object,
+    def _learn_row(self, next_act: object, obs: object, act: object, rew: object, obs_next: object, terminated: object,
                    truncated: object, *origins: object) -> None:
         if self._follows:
             self.context.task.follow(self.context.agent.agent_pool.statistics.env_steps)
@@ -214,7 +214,7 @@ class OnlineHelper(AgentHelper):
         result = self._result
         return result if self._learner is None or isinstance(result, Mapping) else {self._learner.reports: result}
 
-    def _converted(self, obs: Any) -> Any:
+    def _converted(self, obs: object) -> object:
         """An observation, checked, as its spec says."""
         values = zip(self.format.inputs, self.format.flat(obs, self.format.inputs), strict=True)
         made = {}

@@ -4,7 +4,7 @@ act at once. They are short, and meant to be read: write yours like them."""
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Literal
 
 from parl_like.agents.agent import Agent
 from parl_like.agents.helper import AgentHelper
@@ -30,7 +30,7 @@ class PlayersAgent(Agent):
         if roles is not None:
             self.roles = roles
 
-    def face_of(self, env: Any) -> EnvFace:
+    def face_of(self, env: object) -> EnvFace:
         """Return the environment behind its face. Raises TypeError where its players do not act as this agent lets them."""
         face = super().face_of(env)
         if not isinstance(face, PlayersFace):

@@ -84,7 +84,7 @@ class ReservoirHelper(AgentHelper):
     def due(self) -> bool:
         return False  # an update takes what this agent alone has sent
 
-    def _learn(self) -> dict[str, Any] | None:
+    def _learn(self) -> dict[str, object] | None:
         return self.sender.send(self.reservoir.take(self.rng.integers(len(self.reservoir), size=self.batch_size)))
 
     def state_dict(self) -> State:

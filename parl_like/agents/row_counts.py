@@ -113,7 +113,8 @@ class OnePlayer:
 
     def __init__(self, where: str) -> None:
         self.where = where
-        self._ends: deque[tuple[Any, ...]] = deque(maxlen=PLAYERS - 1)  # of the episode's rows from which the next did not go on
+        # Of the episode's rows from which the next did not go on.
+        self._ends: deque[tuple[object, ...]] = deque(maxlen=PLAYERS - 1)
         self._crossed = self._unlinked = 0
         self.begin()
 

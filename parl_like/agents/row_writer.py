@@ -147,7 +147,7 @@ class RowWriter:
                              "`extras` say")
         return values + tuple([extra[name] for name in extras])
 
-    def _log_prob(self, act: object) -> Any:
+    def _log_prob(self, act: object) -> object:
         """The log-probability of the action that is stored."""
         last, out, row = self.acting.last
         if act is last and out is not None:

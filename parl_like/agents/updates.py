@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
 
 from parl_like.agents.helper_context import HelperContext
+from parl_like.interfaces import Learned
 from parl_like.tasks.tickets import Ticket
 from parl_like.values.errors import Dropped
 from parl_like.values.spec import Array
 
-Done = Callable[[Mapping[str, Any]], None]
+Done = Callable[[Learned], None]
 """A function that is called with a training return."""
 
 

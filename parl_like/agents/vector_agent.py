@@ -16,6 +16,7 @@ from parl_like.environment.together import EnvsTogether
 from parl_like.environment.vector_face import VectorFace
 from parl_like.values.copying import copied
 from parl_like.values.errors import AgentFailed
+from parl_like.values.spec import Info
 
 
 class VectorAgent(Agent):
@@ -87,7 +88,7 @@ class VectorAgent(Agent):
             env.end_episodes()
             obs = obs_next
 
-    def remember(self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: dict[str, Any]) -> None:
+    def remember(self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: Info) -> None:
         """Store the step that `env.step` has just made, [n, ...] each; by default in the helpers of all tasks."""
         for helper in self.helpers.values():
             helper.store(obs, act, rew, self.env.obs_next, terminated, truncated, info, self.env.valid)

@@ -92,7 +92,7 @@ def as_parl_record(rows: Batch | Mapping[str, object]) -> Batch:
     return _read_only(out)
 
 
-def as_alf(rows: Batch | Mapping[str, Any]) -> Batch:
+def as_alf(rows: Batch | Mapping[str, object]) -> Batch:
     """Rows as ALF's time steps: an episode of T actions gives T + 1, rewards and actions one step later than in the rows.
 
     Args:

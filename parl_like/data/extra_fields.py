@@ -71,7 +71,7 @@ class KeptColumns:
         return spec.error(f"info with {', '.join(map(repr, info)) or 'nothing'}", "let every step give it (a wrapper), or say "
                           f"what stands where it lacks: store_info={{{name!r}: 0.0}}")
 
-    def _one(self, name: str, spec: Spec, instead: object, info: Mapping[str, object]) -> Any:
+    def _one(self, name: str, spec: Spec, instead: object, info: Mapping[str, object]) -> object:
         if name in info:
             return self._fitting(spec, info[name], False)
         if instead is None:

@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -24,6 +24,9 @@ import numpy as np
 from parl_like.data.storage import tree_encoding
 from parl_like.values.errors import AgentFailed, Dropped, NotEnoughRows, Stopped, TaskFailed, shortened
 from parl_like.values.spec import Array, SpecError
+
+Frames: TypeAlias = list[Any]
+"""The parts of a message: bytes, or what lends its bytes without a copy."""
 
 MAGIC = b"PLK"
 VERSION = 3  # of all that follows it; a peer with another one is refused at its first message
@@ -101,7 +104,7 @@ def pack(
         WireError: a dtype or a note that no message can have.
     """
     fields: list[tuple[str, str, tuple[int, ...]]] = []
-    buffers: list[Any] = []
+    buffers: Frames = []
     total = 0
     for name, array in arrays.items() if arrays else ():
         code = _CODES.get(array.dtype)
@@ -176,7 +179,7 @@ def _wrong_prefix(head: bytes) -> str:
 # ------------------------------------------------------------------------------------------------ states
 
 
-def pack_state(value: Any) -> dict[str, Array]:
+def pack_state(value: object) -> dict[str, Array]:
     """A nested state as arrays that a message can carry.
 
     Args:

@@ -394,7 +394,7 @@ class ThreadsDriver(Driver):
     def reopen(self) -> None:
         self._serving.reopen()
 
-    def _late(self) -> list[Any]:
+    def _late(self) -> list[object]:
         """Agents, and names of the wrappers' threads, that are alive."""
         late: list[Agent | str] = [agent for agent, thread in self._threads if not has_ended(thread)]
         return [*late, *self._beside.late(), *self._serving.late()]

@@ -23,7 +23,7 @@ from parl_like.values.agent_orders import AgentSignal
 from parl_like.values.copying import copied
 from parl_like.values.errors import AgentFailed, Interrupted
 from parl_like.values.plain import State
-from parl_like.values.spec import SpecError
+from parl_like.values.spec import Env, Info, SpecError
 
 _VECTORS = (np.ndarray, list, tuple)
 
@@ -57,7 +57,7 @@ class EnvFace:
     owes_rows = False  # whether several rows follow a step, so that an agent may only leave before its next one
     _name, _of_one = "environment", ""  # what the environment is called, and how the names of one's spaces begin
 
-    def __init__(self, env: gym.Env[Any, Any], agent: ActingAgent) -> None:
+    def __init__(self, env: Env, agent: ActingAgent) -> None:
         self._env, self._agent = env, agent
         self._step: Any = env.step
         self._resets, self._env_reset = Resets(), EnvReset(env, agent)
@@ -82,7 +82,7 @@ class EnvFace:
         return self.last_step
 
     @property
-    def unwrapped(self) -> gym.Env[Any, Any]:
+    def unwrapped(self) -> Env:
         """The user's environment without its wrappers."""
         return getattr(self._env, "unwrapped", self._env)
 
@@ -120,7 +120,7 @@ class EnvFace:
         if self.n_open():
             self._observers.catch_up(hooks)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Any, dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: dict[str, object] | None = None) -> tuple[Any, Info]:
         """Starts an episode, or goes on with the one that was `carried` over a checkpoint, where neither seed nor options are
         given. The first reset after a start or an interruption is seeded from the agent's generator,
         later ones are not seeded, unless a helper says so.
@@ -213,7 +213,7 @@ class EnvFace:
         way_out = OLD_GYM if old_style else ""
         return AgentFailed(f"{self._agent}: its {self._name}{doing}: {type(error).__name__}: {error}{way_out}")
 
-    def step(self, act: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+    def step(self, act: Any) -> tuple[Any, Any, bool, bool, Info]:
         """Take one action.
 
         Args:
@@ -308,7 +308,7 @@ class EnvFace:
         if left <= 0:
             agent.tell(AgentSignal.PARK)  # before its next step
 
-    def _accepted(self, obs: object, rew: object, moment: str) -> tuple[Any, Any]:
+    def _accepted(self, obs: object, rew: object, moment: str) -> tuple[object, object]:
         """Return what the environment gave, as the agent gets it (`Agent.on_bad_value`).
 
         Raises:

@@ -20,12 +20,12 @@ from parl_like.environment.hooks import Hook
 from parl_like.environment.player_view import has_players, takes_turns
 from parl_like.interfaces import ActingAgent, AgentPort
 from parl_like.values import env_ids
-from parl_like.values.spec import Array
+from parl_like.values.spec import Array, Env
 from parl_like.values.user_calls import missing_arguments
 
 E = TypeVar("E")
 
-AnyEnv = gym.Env[Any, Any] | gym.vector.VectorEnv[Any, Any, Any]
+AnyEnv = Env | gym.vector.VectorEnv[Any, Any, Any]
 EnvSource = str | AnyEnv | Callable[[], Any] | None
 
 OURS = "parl_like.envs"

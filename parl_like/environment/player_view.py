@@ -24,7 +24,7 @@ def takes_turns(env: object) -> bool:
     return hasattr(env, "agent_iter")
 
 
-def mask_of(obs: Any, info: Mapping[str, Any]) -> tuple[Array | None, Any]:
+def mask_of(obs: object, info: Mapping[str, object]) -> tuple[Array | None, Any]:
     """Return the mask of an observation, from itself or from the infos, None where there is none; and the observation without
     it."""
     if isinstance(obs, dict) and obs.keys() == NAMED:
@@ -64,7 +64,7 @@ class PlayerView:
             mask_space = gym.spaces.MultiBinary(int(self.action_space.n))
             self.observation_space = gym.spaces.Dict({"mask": mask_space, "obs": self.bare})
 
-    def see(self, obs: Any, info: Mapping[str, Any], terminated: bool = False) -> Any:
+    def see(self, obs: object, info: Mapping[str, object], terminated: bool = False) -> Any:
         """Return the environment's observation for this player, as its spaces here say."""
         if not self.masked:
             return obs

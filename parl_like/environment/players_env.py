@@ -7,13 +7,16 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping
 from inspect import getattr_static
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from parl_like.environment.player_view import PlayerView
 from parl_like.environment.value_check import PlayersOutput
-from parl_like.values.spec import Array
+from parl_like.values.spec import Array, Info
+
+ByPlayer: TypeAlias = dict[str, Any]
+"""Player → what it observes, or its info."""
 
 _WRAPPERS = "pettingzoo.utils.wrappers."
 STATELESS = {_WRAPPERS + name for name in (
@@ -115,10 +118,10 @@ class PlayersEnv(ABC):
         """Return who is still in the game, or has a last turn to take."""
 
     @abstractmethod
-    def take(self, obs: Mapping[str, Any], rewards: Any) -> None:
+    def take(self, obs: Mapping[str, object], rewards: object) -> None:
         """Take what became of the observations, and of the rewards [n] or 0, of the newest step: copies, and mended values."""
 
-    def _taken(self, turn: Turn, obs: Mapping[str, Any], rewards: Any) -> Turn:
+    def _taken(self, turn: Turn, obs: Mapping[str, object], rewards: Any) -> Turn:
         given = float(rewards[self.players.index(turn.player)]) if np.ndim(rewards) else turn.given
         return turn._replace(obs=obs[turn.player], given=given)
 
@@ -130,7 +133,7 @@ class PlayersEnv(ABC):
     def _vector(self, rewards: Mapping[str, float]) -> Array:
         return np.array([rewards.get(player, 0.0) for player in self.players], np.float64)
 
-    def clone_state(self) -> dict[str, Any]:
+    def clone_state(self) -> Info:
         """Everything that what comes next depends on. Raises TypeError where what the environment or a wrapper of it remembers
         is not known."""
         return {"env": keeper(self.env).clone_state(), "steps": self._steps, "early": dict(self._early)}
@@ -152,7 +155,7 @@ class TurnEnv(PlayersEnv):
         leaving: Last turns that the agent has not looked at yet. now: The turn of who is to act; None: the episode is over.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: object) -> None:
         super().__init__(env)
         self.leaving: deque[Turn] = deque()
         self.now: Turn | None = None
@@ -163,18 +166,18 @@ class TurnEnv(PlayersEnv):
         there = [] if self.now is None else list(self.env.agents)
         return [player for player in self.players if player in there or any(turn.player == player for turn in self.leaving)]
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[ByPlayer, ByPlayer]:
         """Begin an episode; return the observation of who acts first, by its name."""
         self.env.reset(seed=seed, options=options)
         self._steps, self._early, self._acted = 0, {}, set()
         obs, self.begun, _, _, info = self._look()
         return obs, info
 
-    def take(self, obs: Mapping[str, Any], rewards: Any) -> None:
+    def take(self, obs: Mapping[str, object], rewards: object) -> None:
         self.now = None if self.now is None else self._taken(self.now, obs, rewards)
         self.leaving = deque(self._taken(turn, obs, rewards) for turn in self.leaving)
 
-    def step(self, acts: Mapping[str, Any]) -> tuple[dict[str, Any], Array, bool, bool, dict[str, Any]]:
+    def step(self, acts: Mapping[str, Any]) -> tuple[ByPlayer, Array, bool, bool, ByPlayer]:
         """Make the move of who is to act."""
         assert self.now is not None
         (player, act), = acts.items()
@@ -192,11 +195,12 @@ class TurnEnv(PlayersEnv):
         obs, rew, terminated, truncated, info = self.env.last()
         return self._shown(player, obs, rew, bool(terminated), bool(truncated), info)
 
-    def _shown(self, player: str, obs: Any, rew: Any, terminated: bool, truncated: bool, info: Mapping[str, Any]) -> Turn:
+    def _shown(self, player: str, obs: object, rew: object, terminated: bool, truncated: bool,
+               info: Mapping[str, object]) -> Turn:
         return Turn(player, self.views[player].see(obs, info, terminated), PlayersOutput.number(player, rew),
                     self._early.get(player, 0.0), player not in self._acted, terminated, truncated, dict(info))
 
-    def _look(self, late: bool = False) -> tuple[dict[str, Any], Array, bool, bool, dict[str, Any]]:
+    def _look(self, late: bool = False) -> tuple[dict[str, object], Array, bool, bool, dict[str, object]]:
         """Let players leave who are done, and look at who is to act; where it is `late`, all leave."""
         env, turns = self.env, []
         self.leaving.clear()
@@ -232,7 +236,7 @@ class TurnEnv(PlayersEnv):
         rew = getattr(self.env, "_cumulative_rewards", {}).get(player, 0.0)  # nobody else tells it, but at its turn
         return self._shown(player, self.env.observe(player), rew, False, True, self.env.infos.get(player, {}))
 
-    def clone_state(self) -> dict[str, Any]:
+    def clone_state(self) -> Info:
         return {**super().clone_state(), "acted": sorted(self._acted)}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
@@ -248,7 +252,7 @@ class ParallelEnv(PlayersEnv):
         turns: What the last step has shown to who acted in it, by player.
     """
 
-    def __init__(self, env: Any) -> None:
+    def __init__(self, env: object) -> None:
         super().__init__(env)
         self.turns: dict[str, Turn] = {}
         self._cut_off = False
@@ -257,25 +261,25 @@ class ParallelEnv(PlayersEnv):
     def alive(self) -> list[str]:
         return [] if self._cut_off else list(self.env.agents)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
+    def reset(self, *, seed: int | None = None, options: Info | None = None) -> tuple[ByPlayer, ByPlayer]:
         """Begin an episode; return the observations of all who are there."""
         obs, infos = PlayersOutput.pair(self.env.reset(seed=seed, options=options))
         self._steps, self._early, self.turns, self._cut_off = 0, {}, {}, False
         PlayersOutput.known(self.env.agents, self.players)
         return self._seen(obs, infos, self.env.agents, ()), {"players": {p: dict(info) for p, info in infos.items()}}
 
-    def _seen(self, obs: Any, infos: Any, players: Iterable[str], ended: Iterable[str]) -> dict[str, Any]:
+    def _seen(self, obs: Any, infos: Any, players: Iterable[str], ended: Iterable[str]) -> dict[str, object]:
         PlayersOutput.told("observation", players, obs)
         return {p: self.views[p].see(obs[p], infos.get(p, {}), p in ended) for p in players}
 
-    def take(self, obs: Mapping[str, Any], rewards: Any) -> None:
+    def take(self, obs: Mapping[str, object], rewards: object) -> None:
         self.turns = {player: self._taken(turn, obs, rewards) for player, turn in self.turns.items()}
 
     def restore_state(self, state: Mapping[str, Any]) -> None:
         super().restore_state(state)
         self.turns, self._cut_off = {}, False
 
-    def step(self, acts: Mapping[str, Any]) -> tuple[dict[str, Any], Array, bool, bool, dict[str, Any]]:
+    def step(self, acts: Mapping[str, Any]) -> tuple[ByPlayer, Array, bool, bool, ByPlayer]:
         """Make everybody's move; return the observations of those who acted, and of those who are there now."""
         obs, rewards, terminations, truncations, infos = self.env.step(dict(acts))
         there = list(self.env.agents)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
-import gymnasium as gym
 import numpy as np
 
 from parl_like.environment.action_check import ActionCheck
@@ -15,7 +14,7 @@ from parl_like.environment.players_env import ParallelEnv, PlayersEnv, Turn, Tur
 from parl_like.environment.value_check import OutputCheck
 from parl_like.interfaces import ActingAgent
 from parl_like.values.errors import AgentFailed, unknown
-from parl_like.values.spec import Spec
+from parl_like.values.spec import Space, Spec
 
 
 class PlayersCheck(OutputCheck):
@@ -30,7 +29,7 @@ class PlayersCheck(OutputCheck):
         self._of = {player: OutputCheck(view, on_bad_value) for player, view in env.views.items()}
         self.rewards = Spec("rew", (len(env.players),), np.dtype(np.float64))
 
-    def observation(self, obs: Mapping[str, Any]) -> Any:  # type: ignore[override]
+    def observation(self, obs: Mapping[str, object]) -> Any:  # type: ignore[override]
         seen = {player: self._of[player].observation(part) for player, part in obs.items()}
         return obs if all(seen[player] is part for player, part in obs.items()) else seen
 
@@ -60,7 +59,7 @@ class PlayersFace(EnvFace):
     owes_rows = True
     _env: Any  # a PlayersEnv
 
-    def __init__(self, env: Any, agent: ActingAgent) -> None:
+    def __init__(self, env: object, agent: ActingAgent) -> None:
         made: TurnEnv | ParallelEnv = TurnEnv(env) if takes_turns(env) else ParallelEnv(env)
         super().__init__(made, agent)  # type: ignore[arg-type]
         for name in ("observation_space", "action_space"):
@@ -70,7 +69,7 @@ class PlayersFace(EnvFace):
         self.turns = dict.fromkeys(made.players, 0)
         self._output = PlayersCheck(made, agent.on_bad_value)
         self._checks = {name: ActionCheck(f"{agent}, player {name!r}", view.action_space) for name, view in made.views.items()}
-        self._previous: dict[str, tuple[Any, Any]] = {}
+        self._previous: dict[str, tuple[object, object]] = {}
         self.observe([])
 
     # --------------------------------------------------------------------------------------------------------- who is there
@@ -88,14 +87,14 @@ class PlayersFace(EnvFace):
         view: PlayerView = self._env.views[player]
         return view
 
-    def observation_space(self, player: str) -> gym.Space[Any]:
+    def observation_space(self, player: str) -> Space:
         """Return the space of one player's observations."""
-        space: gym.Space[Any] = self.view_of(player).observation_space
+        space: Space = self.view_of(player).observation_space
         return space
 
-    def action_space(self, player: str) -> gym.Space[Any]:  # type: ignore[override]
+    def action_space(self, player: str) -> Space:  # type: ignore[override]
         """Return the space of one player's actions."""
-        space: gym.Space[Any] = self.view_of(player).action_space
+        space: Space = self.view_of(player).action_space
         return space
 
     def returns(self) -> dict[str, float]:
@@ -180,7 +179,7 @@ class PlayersFace(EnvFace):
         self._previous[turn.player] = turn.obs, act
         return None
 
-    def _take(self, given: tuple[Any, ...], players: Iterable[str]) -> Any:
+    def _take(self, given: tuple[Any, ...], players: Iterable[str]) -> object:
         """Count a step of these players; return the observations."""
         self._env.take(given[0], given[1])
         for player in players:

@@ -127,7 +127,7 @@ class CarriedEpisode:
         log.warning("%s: the episode that the checkpoint holds is cut off, for it cannot go on here: %s", self._agent, error)
 
 
-def try_out(env: Any, carried: Any, memory: dict[str, list[Any]], counted: tuple[object, ...]) -> None:
+def try_out(env: Any, carried: Any, memory: dict[str, list[object]], counted: tuple[object, ...]) -> None:
     """Resets the environment, puts it back to where the episode was, and makes a step from there; the caller puts it back again.
 
     Args:

@@ -116,7 +116,7 @@ def _chain(names: Sequence[str]) -> str:
     return " → ".join(name.rpartition(".")[2] for name in names)
 
 
-def _part(layer: Any) -> Any:
+def _part(layer: Any) -> object:
     name = _name(layer)
     if name in _SYNC:
         return {"envs": [clone_state(one) for one in layer.envs], "autoreset": layer._autoreset_envs.copy()}

@@ -17,7 +17,7 @@ from parl_like.environment.together import EnvsTogether
 from parl_like.interfaces import ActingAgent
 from parl_like.values.copying import copied, read_only
 from parl_like.values.errors import AgentFailed
-from parl_like.values.spec import Array, leaves
+from parl_like.values.spec import Array, Info, leaves
 
 ALIKE = 3
 """Episodes after which final observations that are those of the next beginnings are no chance."""
@@ -146,7 +146,7 @@ class VectorFace(EnvFace):
     def n_open(self) -> int:
         return int(self._episodes.running.sum())
 
-    def _observed(self) -> Any:
+    def _observed(self) -> object:
         if self._episodes.ended.any() or self._episodes.lost.any():
             raise TypeError("the agent was interrupted before it stored its last step")
         return self.last_step[0]
@@ -192,7 +192,7 @@ class VectorFace(EnvFace):
         for call in self._observers.post_episode:
             call(self._agent, interrupted)
 
-    def step(self, act: Any) -> tuple[Any, Any, Any, Any, dict[str, Any]]:
+    def step(self, act: Any) -> tuple[Any, Any, Any, Any, Info]:
         """Take one step in all environments.
 
         Args:
@@ -341,7 +341,7 @@ class VectorFace(EnvFace):
         return next_step(row, rew[i], terminated[i], truncated[i], row_of(act, i, self.action_space, "act"), i, info)
 
 
-def _with_rows(obs: object, final: Any, rows: Array) -> Any:
+def _with_rows(obs: object, final: Any, rows: Array) -> object:
     """A copy of the stacked observations with the final ones of `rows` in place; `final` is an array of n observations."""
     out = copied(obs)
     targets = dict(leaves(out, "o"))

@@ -12,11 +12,15 @@ import traceback
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 import parl_like
 from parl_like.lab import text
 from parl_like.values.errors import shortened, unknown, without_trace
+
+if TYPE_CHECKING:
+    from parl_like.lab.runs.rundir import RunDir
+    from parl_like.lab.yaml_text import Tree
 
 ERROR, USAGE, INTERRUPTED = 1, 2, 130
 RUNS_DIR = "runs"  # where `train` makes run directories
@@ -138,7 +142,7 @@ def _list(args: argparse.Namespace) -> None:
         user_experiments.registered(args.source)
     if args.runs != RUNS_DIR and not os.path.isdir(args.runs):
         raise UsageError(f"--runs {args.runs}: there is no such directory; give the one that run directories are in")
-    known: list[dict[str, Any]] = []
+    known: list[Tree] = []
     installed = experiment.installed()
     for name in experiment.names():
         if name in installed and not experiment.is_registered(name):  # a list imports nobody's package
@@ -272,13 +276,13 @@ def _print_json(value: object) -> None:
     print(json.dumps(plain(value), allow_nan=False))
 
 
-def _run_row(run: Any) -> dict[str, Any]:
+def _run_row(run: RunDir) -> Tree:
     """Return what `list` says of a run: `score` is that of its last evaluation, `best` that of the best one while it trained,
     `differs` what is not as its experiment has it."""
     from parl_like.lab.runs.metrics import last_row
     from parl_like.lab.yaml_text import UsageError
 
-    row: dict[str, Any] = {"run": run.path.name, "experiment": "?", "state": "", "steps": 0, "score": None, "best": None,
+    row: Tree = {"run": run.path.name, "experiment": "?", "state": "", "steps": 0, "score": None, "best": None,
                            "best_step": None, "last_return": None, "differs": {}}
     try:
         info, last = run.info(), last_row(run)
@@ -292,7 +296,7 @@ def _run_row(run: Any) -> dict[str, Any]:
     return row
 
 
-def _table(rows: Sequence[dict[str, Any]]) -> list[str]:
+def _table(rows: Sequence[Tree]) -> list[str]:
     """Aligned columns under the rows' keys."""
     cells = [[key.upper() for key in rows[0]], *([_cell(value, ".4g") for value in row.values()] for row in rows)]
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from parl_like.drivers.ray.resources import ActorResources
-from parl_like.lab.yaml_text import ConfigError, parse, short_key, show, shown
+from parl_like.lab.yaml_text import ConfigError, Tree, parse, short_key, show, shown
 from parl_like.values.errors import nearest
 
 _log = logging.getLogger(__name__)
@@ -147,7 +147,7 @@ def resolve(config_class: type[C], *layers: Mapping[str, object]) -> C:
     merged: dict[str, object] = {}
     fields = [field.name for field in msgspec.structs.fields(config_class) if _has_parts(field.type)]
     for layer in layers:
-        own, parts = dict[str, Any](), dict[str, Any]()  # parts in order: they may have several names for one thing
+        own, parts = Tree(), Tree()  # parts in order: they may have several names for one thing
         for key, value in layer.items():
             if key.partition(".")[0] in fields:
                 _add(own, nested({key: value}, {}))
@@ -163,7 +163,7 @@ def resolve(config_class: type[C], *layers: Mapping[str, object]) -> C:
 
 def to_dict(config: msgspec.Struct) -> dict[str, object]:
     """The complete configuration as nested dicts and lists of plain values, as YAML and JSON give it back (tuples are lists)."""
-    tree: dict[str, Any] = _lists(msgspec.to_builtins(config))
+    tree: Tree = _lists(msgspec.to_builtins(config))
     return nested(tree.pop("parts", {}), tree)
 
 
@@ -313,7 +313,7 @@ def _leaves(tree: object, key: str) -> Iterator[tuple[str, object]]:
         yield key, tree
 
 
-def fit(value: object, expected: Any, name: str, key: str, described: str = "") -> Any:
+def fit(value: object, expected: object, name: str, key: str, described: str = "") -> Any:
     """A plain value that is of that type. Raises ConfigError, which names the key, what was expected and what came; `described`
     says it where the type is a mapping with keys of its own."""
     for number in flat(value).values():
@@ -338,7 +338,7 @@ def fit(value: object, expected: Any, name: str, key: str, described: str = "") 
     raise ConfigError(f"{name}: key {key + where.rstrip('`')!r} expects {wanted}, got {shown(value)}")
 
 
-def _misfit(value: object, expected: Any) -> str:
+def _misfit(value: object, expected: object) -> str:
     """Why a value is none of the type; nothing where it is."""
     try:
         msgspec.convert(value, expected)
@@ -349,14 +349,14 @@ def _misfit(value: object, expected: Any) -> str:
     return ""
 
 
-def _has_parts(expected: Any) -> bool:
+def _has_parts(expected: object) -> bool:
     """Return whether a field's value is a mapping, or may be one."""
     if typing.get_origin(expected) in (Annotated, typing.Union, types.UnionType):
         return any(map(_has_parts, typing.get_args(expected)))
     return _struct_in(expected) is not None or expected is Any or typing.get_origin(expected) is dict
 
 
-def _struct_in(expected: Any) -> type[msgspec.Struct] | None:
+def _struct_in(expected: object) -> type[msgspec.Struct] | None:
     """The Struct class of a field `S`, `Annotated[S, ...]` or `S | None`."""
     parts = typing.get_args(expected)
     if typing.get_origin(expected) in (Annotated, typing.Union, types.UnionType):
@@ -364,12 +364,12 @@ def _struct_in(expected: Any) -> type[msgspec.Struct] | None:
     return expected if isinstance(expected, type) and issubclass(expected, msgspec.Struct) else None
 
 
-def _struct_of_each(expected: Any) -> type[msgspec.Struct] | None:
+def _struct_of_each(expected: object) -> type[msgspec.Struct] | None:
     """The Struct class of a field `dict[str, S]`."""
     return _struct_in(typing.get_args(expected)[1]) if typing.get_origin(expected) is dict else None
 
 
-def _literals(expected: Any) -> list[str]:
+def _literals(expected: object) -> list[str]:
     """Every value of the `Literal`s in a type, for a message."""
     if typing.get_origin(expected) is Literal:
         return [str(value) for value in typing.get_args(expected)]

@@ -9,11 +9,11 @@ import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
-from parl_like.lab.yaml_text import ConfigError, UsageError, load_yaml_file
+from parl_like.lab.yaml_text import ConfigError, Tree, UsageError, load_yaml_file
 from parl_like.values.errors import unknown
 
 Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9][a-z0-9_-]{0,63}\Z")]
@@ -73,7 +73,7 @@ class Experiment(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     robot: RobotName
     description: str = ""
     expect: dict[str, float | Bounds] = {}
-    config: dict[str, Any] = {}
+    config: Tree = {}
 
     @property
     def eval_episodes(self) -> int:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import functools
 from pathlib import Path
-from typing import Any
 
 from parl_like.lab.experiment import Experiment
-from parl_like.lab.yaml_text import load_yaml_file
+from parl_like.lab.yaml_text import Tree, load_yaml_file
 
 TABLE = Path(__file__).with_suffix(".yaml")
 """Family → its `title`, and its `algorithms` where it is a file of them."""
@@ -33,5 +32,5 @@ def title(name: str) -> str:
 
 
 @functools.cache
-def _table() -> dict[str, dict[str, Any]]:
+def _table() -> dict[str, Tree]:
     return load_yaml_file(TABLE)

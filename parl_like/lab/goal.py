@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import msgspec
 
@@ -57,7 +56,7 @@ class Goal:
         return f"{'solved' if solved else 'not solved'}: {got}; expected {expected}"
 
 
-def _env_of(config: object) -> Any:
+def _env_of(config: object) -> object:
     """Return what `env` of a configuration says, but for how its copies are stepped; None where it has none."""
     env = msgspec.to_builtins(getattr(config, "env", None))
     return {**env, "vector": 0} if isinstance(env, dict) else env

@@ -26,7 +26,7 @@ from parl_like.lab.runs.rundir import RunDir
 from parl_like.lab.session import Report, Session
 from parl_like.lab.sizes import STATE_FACTOR, STATE_ROOM
 from parl_like.lab.text import printer
-from parl_like.lab.yaml_text import ConfigError, UsageError
+from parl_like.lab.yaml_text import ConfigError, Tree, UsageError
 from parl_like.run.evaluation import SCORES
 from parl_like.run.robot_state import WORKERS
 from parl_like.values import names
@@ -167,7 +167,7 @@ def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None,
 
 
 def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, which: str = "latest", max_steps: int = 0,
-         stream: TextIO | None = None, overrides: Mapping[str, object] | None = None, source: str = "") -> list[dict[str, Any]]:
+         stream: TextIO | None = None, overrides: Mapping[str, object] | None = None, source: str = "") -> list[Tree]:
     """Records evaluation episodes as `videos/episode_<seed>.gif` in the run directory. Returns path, seed and return of each.
 
     A robot whose episodes say more than a film shows has its own way: `play(robot, config, path, *, seed, max_steps, stream)` in

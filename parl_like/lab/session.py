@@ -30,7 +30,7 @@ from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import RunDir, State, logged
 from parl_like.lab.signals import Signals
 from parl_like.lab.text import escaped
-from parl_like.lab.yaml_text import UsageError
+from parl_like.lab.yaml_text import Tree, UsageError
 from parl_like.run.diagnosis import refuse_divergence
 from parl_like.run.evaluation import hold_still
 from parl_like.values.errors import Diverged, without_trace
@@ -44,7 +44,7 @@ log = logging.getLogger("parl_like.lab")
 FINISHED, FAILED, USAGE, STOPPED, DIVERGED = 0, 1, 2, 3, 4
 """Exit codes: done; an error; asked for what cannot be; stopped by a signal after a clean save; training diverged."""
 
-Report = Callable[[dict[str, Any]], None]
+Report = Callable[[Tree], None]
 
 STANDARD = ("return/mean", "return/last", "episode/length")
 """Metrics that every run's CSV has, from its first row on."""
@@ -71,7 +71,7 @@ class Session:
         self.seconds_before = 0.0
         self.started = time.perf_counter()
         self.saved_step = self.last_row = -1
-        self.result: dict[str, Any] | None = None
+        self.result: Tree | None = None
         self.ended: tuple[State, str] = "running", ""
 
     def go(self, robot: Robot, loaded: Loaded | None) -> int:

@@ -118,7 +118,7 @@ class TooManyTensors(MemoryError):
     """All tensors together are larger than they may be."""
 
 
-def _counted(limit: int) -> AbstractContextManager[Any]:
+def _counted(limit: int) -> AbstractContextManager[object]:
     """Counts the bytes of tensors that are made meanwhile, each before it takes memory; raises TooManyTensors above `limit`."""
     if (torch := sys.modules.get("torch")) is None:
         return nullcontext()

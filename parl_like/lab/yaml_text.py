@@ -7,7 +7,7 @@ import re
 import reprlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import yaml
 
@@ -19,6 +19,10 @@ MAX_DEPTH = 20  # of its lists and mappings
 MAX_VALUES = 20_000  # in all of them: a second of work
 
 
+Tree: TypeAlias = dict[str, Any]
+"""Plain values by name, as YAML and JSON have them; those of a file are checked where they are read."""
+
+
 class UsageError(ValueError):
     """A refusal of what the user asked for. One line: what was expected, what came, the way out (exit code 2)."""
 
@@ -27,7 +31,7 @@ class ConfigError(UsageError):
     """A configuration does not fit its class. The message names the key, what was expected, what came, and the nearest name."""
 
 
-def load_yaml_file(path: Path) -> dict[str, Any]:
+def load_yaml_file(path: Path) -> Tree:
     """Return `load_yaml` of a plain file of at most 1 MB.
 
     Raises:
@@ -92,7 +96,7 @@ _WORDS = {
 }
 
 
-def _plain(text: str) -> Any:
+def _plain(text: str) -> object:
     """The value of an unquoted YAML scalar."""
     if text in _WORDS:
         return _WORDS[text]
@@ -101,7 +105,7 @@ def _plain(text: str) -> Any:
     return float(text.replace("_", "")) if _FLOAT.fullmatch(text) else text
 
 
-def _bounded(events: Iterator[object], source: str) -> Iterator[Any]:
+def _bounded(events: Iterator[object], source: str) -> Iterator[object]:
     for n, event in enumerate(events):
         if n > 2 * MAX_VALUES:  # keys are events, too
             raise ConfigError(f"{source}: over {MAX_VALUES} values; expected a configuration, not data")

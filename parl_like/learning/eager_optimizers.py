@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
-Method = Callable[..., Any]
+Method = Callable[..., object]
 
 MARKED = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 """Methods of `torch.optim.Optimizer` that a compiler is told to leave alone."""
@@ -44,7 +43,7 @@ def _unmarked(original: Method) -> Method:
     inside: Method = original.__wrapped__  # type: ignore[attr-defined]
 
     @functools.wraps(original)
-    def method(*args: Any, **kwargs: Any) -> Any:
+    def method(*args: object, **kwargs: object) -> object:
         return (original if torch.compiler.is_compiling() else inside)(*args, **kwargs)
 
     return method
@@ -54,7 +53,7 @@ def _without_gradients(original: Method) -> Method:
     inside: Method = original.__wrapped__  # type: ignore[attr-defined]
 
     @functools.wraps(original)
-    def step(self: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+    def step(self: torch.optim.Optimizer, *args: object, **kwargs: object) -> object:
         if torch.compiler.is_compiling():
             return original(self, *args, **kwargs)
         with torch.set_grad_enabled(self.defaults["differentiable"]):

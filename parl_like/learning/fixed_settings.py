@@ -121,7 +121,7 @@ class _Fixed:
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
-    def __set__(self, helper: HelperPort, value: Any) -> None:
+    def __set__(self, helper: HelperPort, value: object) -> None:
         _refuse_bound(helper, self.name, self.why)
         helper.__dict__[self.name] = value
 

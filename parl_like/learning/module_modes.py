@@ -65,13 +65,13 @@ class _Watched:
     def __init__(self, readers: set[type]) -> None:
         self._readers = readers
 
-    def __get__(self, module: Any, kind: type) -> Any:
+    def __get__(self, module: object, kind: type) -> Any:
         if module is None:
             return self
         self._readers.add(kind)
         return module.__dict__["training"]
 
-    def __set__(self, module: Any, value: bool) -> None:
+    def __set__(self, module: object, value: bool) -> None:
         module.__dict__["training"] = value
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from parl_like.interfaces import TrainedAlgorithm
+from parl_like.interfaces import Learned, TrainedAlgorithm
 from parl_like.learning import _native
 from parl_like.learning.adam import FusedAdam, step
 from parl_like.learning.algorithm import Algorithm, Loss
@@ -31,7 +31,7 @@ ROW = "update_row"
 BESIDE: ContextVar[Executor | None] = ContextVar("BESIDE", default=None)
 """Threads for some of this thread's backward passes; None: it makes all of them itself."""
 
-Step = tuple[Mapping[str, Any], object]
+Step = tuple[Learned, object]
 """The result of `learn` for a minibatch, without gradients, and the places of its rows in the update (None: it was all of it)."""
 
 

@@ -301,11 +301,11 @@ _STATEFUL: dict[str, tuple[Any, Callable[[Any], object], Callable[[Any, Any], ob
 """Kind → class, how its state is read and set: loaded into the object that is there."""
 
 
-def _kind(packed: object) -> Any:
+def _kind(packed: object) -> object:
     return packed.get("kind") if isinstance(packed, Mapping) else None
 
 
-def pack(value: Any, at: str, known: frozenset[int] = frozenset()) -> Any:
+def pack(value: object, at: str, known: frozenset[int] = frozenset()) -> Any:
     """A copy of `value`, which messages call `at`, as a tree; what JSON lacks becomes a dict with its `kind`. Tensors of which
     `known` has the ids are saved elsewhere. Raises TypeError for what cannot be saved."""
     if value is None or type(value) in (bool, int, float, str):

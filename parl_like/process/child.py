@@ -44,7 +44,7 @@ def shielded() -> Iterator[Unshielded]:
         return
     heard: list[Any] = []
 
-    def hold(*struck: Any) -> None:
+    def hold(*struck: object) -> None:
         heard.append(struck)
 
     def unshielded(function: Callable[[Given], Made], given: Given) -> Made:

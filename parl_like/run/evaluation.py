@@ -23,7 +23,7 @@ from parl_like.run.diagnosis import refuse_divergence
 from parl_like.run.pool_options import PoolOptions
 from parl_like.run.port import RobotPort
 from parl_like.values.copying import copied
-from parl_like.values.spec import PAIR, SpecError, is_pair, leaves, specs_of
+from parl_like.values.spec import PAIR, Info, SpecError, is_pair, leaves, specs_of
 
 SCORES = ("mean_return", "min_return", "max_return", "mean_length", "success_rate")
 """Numbers of an evaluation that a robot's score may be, by name."""
@@ -58,7 +58,7 @@ class Episodes:
     idxs: list[int] = field(default_factory=list)
     n_steps: int = 0
     seconds: float = 0.0
-    infos: list[dict[str, Any]] = field(default_factory=list)
+    infos: list[Info] = field(default_factory=list)
     score: float | None = None
     cut: int = 0
     players: tuple[str, ...] = ()
@@ -172,7 +172,7 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
 def final_info(env: Any) -> dict[str, object]:
     """Return what an agent's environment said with the last step of the episode that has just ended; of a vector environment,
     the part of the one whose episode it was."""
-    info: dict[str, Any] = env.last_step[5]
+    info: Info = env.last_step[5]
     if not hasattr(env, "n"):
         return info
     told, n, i = info.get("final_info", info), env.n, env.env_index

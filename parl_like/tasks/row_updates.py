@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from math import isfinite
 from typing import Any
 
-from parl_like.interfaces import RowLearner
+from parl_like.interfaces import Learned, RowLearner
 from parl_like.tasks.task import ComputationTask
 from parl_like.values.batch import Batch
 from parl_like.values.errors import Diverged
@@ -18,7 +18,7 @@ class RowUpdates:
     def __init__(self, task: ComputationTask) -> None:
         self.algorithm, self.owner, self.counts, self.learned = task.algorithm, task.owner, task.counts, task.learned
 
-    def learn(self, row: Batch) -> Mapping[str, Any]:
+    def learn(self, row: Batch) -> Learned:
         """Take one row: `process`, `learn`, `post_process`, and nothing beside.
 
         Returns:
@@ -42,7 +42,7 @@ class RowUpdates:
             self._count()
         if given is None:
             return {}
-        out: Mapping[str, Any] = given
+        out: Learned = given
         try:
             for name, value in out.items():
                 if not isfinite(value):

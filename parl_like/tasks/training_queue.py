@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from time import perf_counter
-from typing import Any
 
 import numpy as np
 
+from parl_like.interfaces import Learned
 from parl_like.tasks.queues import RequestBatch, RequestQueue
 from parl_like.tasks.tickets import Ticket, number
 from parl_like.values.errors import Dropped
@@ -23,7 +23,7 @@ class TrainingQueue(RequestQueue):
     """
 
     kind = "learn"
-    last_result: Mapping[str, Any] = {}
+    last_result: Learned = {}
     env_steps: Callable[[], int] | None = None
 
     def put(self, ticket: Ticket, values: Mapping[str, Array]) -> list[Ticket]:

@@ -82,7 +82,7 @@ class ActionCodec:
         columns = [part.listed(out[name]) for name, part in self._parts.items()]
         return [self._nested(dict(zip(self.names, row, strict=True))) for row in zip(*columns, strict=True)]
 
-    def _nested(self, flat: Mapping[str, object]) -> Any:
+    def _nested(self, flat: Mapping[str, object]) -> object:
         assert self.space is not None
         return fixed(as_space(self.space, flat, "act"))
 
@@ -102,7 +102,7 @@ class ActionCodec:
 
     # ------------------------------------------------------------------------------------------------------------ to the policy
 
-    def to_policy(self, act: Any) -> tuple[Array, ...]:
+    def to_policy(self, act: object) -> tuple[Array, ...]:
         """Return a policy's arrays, in the order of `names`, of one action of the environment, or [N, …] of N stacked ones.
         What the map to the environment has clipped or rounded stays so.
 
@@ -163,7 +163,7 @@ class _Same:
         """From the environment's actions, or one of them, to the policy's."""
         return act
 
-    def listed(self, act: Array) -> list[Any]:
+    def listed(self, act: Array) -> list[object]:
         """Return the environment's N actions for these, one by one: read-only arrays, or Python numbers; of a Box of shape ()
         arrays, as its environment expects."""
         made = self.to_env(act)

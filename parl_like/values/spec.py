@@ -6,13 +6,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from numbers import Number
-from typing import Any
+from typing import Any, TypeAlias
 
 import gymnasium as gym
 import numpy as np
 import numpy.typing as npt
 
 Array = npt.NDArray[Any]
+Space: TypeAlias = gym.Space[Any]
+Env: TypeAlias = gym.Env[Any, Any]
+Info: TypeAlias = dict[str, Any]
+"""Named values that an environment gives beside its observation, or is given when it is reset."""
 
 
 class SpecError(ValueError):

@@ -233,7 +233,7 @@ def guarded(kind: C) -> C:
         return kind
     ours = kind.__module__.partition(".")[0] == "parl_like"
 
-    def __init__(self: Any, *args: object, **options: object) -> None:  # noqa: N807
+    def __init__(self: object, *args: object, **options: object) -> None:  # noqa: N807
         try:
             if ours:
                 check_arguments(type(self).__name__, made, args, options)
@@ -276,7 +276,7 @@ def border(call: F) -> F:
     return _bordering(called, call)  # type: ignore[no-any-return]
 
 
-def _going_on(generator: Any) -> Iterator[Any]:
+def _going_on(generator: Any) -> Iterator[object]:
     try:
         yield from generator
         return

@@ -312,7 +312,7 @@ class Lanes(Buffer, Guarded):
         """[capacity] bool: terminated or truncated."""
         return self.columns["terminated"] | self.columns["truncated"]
 
-    def _read(self, key: str, positions: Positions | None) -> Any:
+    def _read(self, key: str, positions: Positions | None) -> object:
         """A field as a whole: as it is stored where `positions` is None, else as it is learned from, for positions of any
         shape."""
         if key == "done" and self.columns:

@@ -458,7 +458,7 @@ VectorReplayBuffer = ReplayBuffer  # the name that others use for lanes; here th
 
 def _under(lock: threading.RLock, method: Callable[..., object]) -> Callable[..., object]:
     @wraps(method)
-    def locked(*args: object, **kwargs: object) -> Any:
+    def locked(*args: object, **kwargs: object) -> object:
         with lock:
             return method(*args, **kwargs)
 

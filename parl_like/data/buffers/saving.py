@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, TypeAlias
 
 import gymnasium as gym
 import msgspec
@@ -34,6 +34,9 @@ DTYPES = tuple(dtype.str for dtype in CODES)
 CHUNKS = 64  # parts of a large buffer: one is well below MAX_LOST
 MIN_CHUNK = 256  # rows; smaller parts are mostly names and checksums
 MAX_LOST = 0.05  # share of the rows that a load may do without
+
+Decoded: TypeAlias = dict[str, Any]
+"""A part of a file: plain values and arrays by name; its kind says which."""
 
 _HEAD = "buffer"  # component of everything but rows
 
@@ -64,7 +67,7 @@ class _Cache(msgspec.Struct, forbid_unknown_fields=True):
 
     n_lanes: int
     max_episode_length: int
-    open: dict[str, Any]
+    open: Decoded
 
 
 class _Head(msgspec.Struct, forbid_unknown_fields=True):
@@ -73,13 +76,13 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
 
     kind: str
     versions: dict[str, str]
-    options: dict[str, Any]
+    options: Decoded
     code: list[str]
     rows: Annotated[int, msgspec.Meta(ge=0, le=2**48)]
     chunk: Annotated[int, msgspec.Meta(ge=1, le=2**48)]
-    state: dict[str, Any]
+    state: Decoded
     cache: _Cache | None = None
-    act_space: dict[str, Any] | None | msgspec.UnsetType = msgspec.UNSET
+    act_space: Decoded | None | msgspec.UnsetType = msgspec.UNSET
 
 
 def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: int | None = None) -> None:
@@ -235,7 +238,7 @@ def _chunk_names(rows: int, size: int) -> list[str]:
     return [f"rows.{i:04}" for i in range(max(1, -(-rows // size)))]  # one of 0 rows, for the fields of an empty buffer
 
 
-def _arrays(kind: SavedKind, state: dict[str, Any]) -> dict[str, Array]:
+def _arrays(kind: SavedKind, state: Decoded) -> dict[str, Array]:
     """Takes the arrays that have one row for each row of the buffer out of a state: columns by their names, weights by ""."""
     return {**state.pop("columns"), **({"": state.pop("weights")} if "weights" in kind.chunked else {})}
 
@@ -246,7 +249,7 @@ def _state(kind: SavedKind, arrays: dict[str, Array]) -> dict[str, object]:
     return {"columns": arrays, **weights}
 
 
-def _join(path: Path, kind: SavedKind, rows: int, size: int, tree: dict[str, Any], bad: dict[str, str]) -> dict[str, object]:
+def _join(path: Path, kind: SavedKind, rows: int, size: int, tree: Decoded, bad: dict[str, str]) -> dict[str, object]:
     """The chunked part of the state; rows of bad chunks are zero."""
     if rows // size > 2 * len(tree) or not tree:
         raise _lost(path, rows, rows, bad)
@@ -263,7 +266,7 @@ def _join(path: Path, kind: SavedKind, rows: int, size: int, tree: dict[str, Any
             continue
         part, first, n = tree.pop(name), i * size, min(size, rows - i * size)
         fits = isinstance(part, dict) and part.keys() == {"first"} | kind.chunked and isinstance(part["columns"], dict)
-        arrays: dict[str, Any] = _arrays(kind, part) if fits and part["first"] == first else {"": None}
+        arrays: Decoded = _arrays(kind, part) if fits and part["first"] == first else {"": None}
         fits = all(isinstance(array, np.ndarray) and array.ndim and len(array) == n for array in arrays.values())
         fields = {key: (array.shape[1:], array.dtype) for key, array in arrays.items()} if fits else {}
         if not fits or (out and fields != {key: (array.shape[1:], array.dtype) for key, array in out.items()}):
@@ -321,7 +324,7 @@ def _check_sizes(state: object) -> None:
         _check_sizes(part)
 
 
-def _drop_rows(state: dict[str, Any], lost: Array) -> tuple[dict[str, object], int]:
+def _drop_rows(state: Decoded, lost: Array) -> tuple[dict[str, object], int]:
     """Takes rows out of a ring. What is left of their lanes moves together, so positions change there."""
     terminated, truncated = state["columns"]["terminated"], state["columns"]["truncated"].copy()
     ends = terminated | truncated  # lost rows are zero: they end nothing

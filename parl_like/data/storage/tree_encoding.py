@@ -103,7 +103,7 @@ class EncodedComponent:
         if len(self.text) > MAX_VALUES:
             raise self._refuse("", f"at most {MAX_VALUES} bytes of plain values", len(self.text), "put long lists into arrays")
 
-    def _encode(self, value: Any, where: str, depth: int) -> Any:
+    def _encode(self, value: Any, where: str, depth: int) -> object:
         """`value` as JSON. What JSON lacks is an object with one key ($array, $tensor, $float, $int); a user's `$` is doubled."""
         if depth > MAX_DEPTH:
             raise self._refuse(where, f"at most {MAX_DEPTH} levels", "more", "flatten it; does it contain itself?")

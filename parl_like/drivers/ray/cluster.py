@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from parl_like.drivers.messages import Frames
 from parl_like.drivers.ray.connection import CONNECTION, packed, said_by_ray, the_ray, unpacked
 from parl_like.drivers.ray.resources import ActorResources, resources_of
 from parl_like.drivers.ray.tasks import RayTask
@@ -121,7 +122,7 @@ class RayLink(Link):
             self._actors[worker], self._calls[worker] = actor, deque()
             self._await(worker, actor.begin.remote(payload))
 
-    def send(self, worker: WorkerHandle, frames: list[Any]) -> None:
+    def send(self, worker: WorkerHandle, frames: Frames) -> None:
         with shielded():
             self._await(worker, self._actors[worker].tell.remote([bytes(frame) for frame in frames]))
 

@@ -169,7 +169,7 @@ def unpacked(payload: bytes) -> Any:
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Refuses networks: a copy of one that others share would learn by itself, unnoticed."""
 
-    def reducer_override(self, obj: object) -> Any:
+    def reducer_override(self, obj: object) -> object:
         if isinstance(obj, torch.nn.Module | torch.nn.Parameter):
             raise TypeError(f"it holds a {type(obj).__name__} that is here already; build it inside of the function")
         if isinstance(obj, Shared):

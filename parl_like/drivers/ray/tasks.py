@@ -104,7 +104,7 @@ def result_of(reference: object) -> Any:
     return reference.value if isinstance(reference, _Done) else the_ray().get(reference)
 
 
-def _on_cpu(value: Any) -> Any:
+def _on_cpu(value: object) -> object:
     if isinstance(value, torch.Tensor):
         return value.cpu()
     if isinstance(value, Mapping):

@@ -14,6 +14,7 @@ import cloudpickle
 import psutil
 import zmq
 
+from parl_like.drivers.messages import Frames
 from parl_like.drivers.workers import shared_rows
 from parl_like.drivers.workers.handle import WorkerHandle
 from parl_like.drivers.workers.hosted import HostedDriver
@@ -107,14 +108,14 @@ class LocalLink(Link):
             self._workers[worker.name.encode()] = worker
             self._descriptors.append(child.pidfd)
 
-    def send(self, worker: WorkerHandle, frames: list[Any]) -> None:
+    def send(self, worker: WorkerHandle, frames: Frames) -> None:
         try:
             self._socket.send_multipart([worker.name.encode(), *frames], copy=False)
         except zmq.ZMQError as error:
             if error.errno != zmq.EHOSTUNREACH:  # it has just ended; `ended` will tell
                 raise
 
-    def receive(self) -> Sequence[tuple[WorkerHandle, list[Any]]]:
+    def receive(self) -> Sequence[tuple[WorkerHandle, Frames]]:
         receive, workers, out = self._socket.recv_multipart, self._workers, []
         try:
             while True:

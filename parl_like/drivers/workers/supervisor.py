@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from parl_like.agents.agent import Agent
-from parl_like.drivers.messages import Kind, Message, WireError, pack, unpack, unpack_state
+from parl_like.drivers.messages import Frames, Kind, Message, WireError, pack, unpack, unpack_state
 from parl_like.drivers.workers.handle import WorkerHandle, WorkerStatus
 from parl_like.drivers.workers.shared_parameters import Publication
 from parl_like.process.child import shielded
@@ -196,7 +196,7 @@ class Supervisor:
                     self.kill(worker, f"sent a message that cannot be read: {error}")
         return bool(came)
 
-    def _hear(self, worker: WorkerHandle, frames: list[Any]) -> None:
+    def _hear(self, worker: WorkerHandle, frames: Frames) -> None:
         if not worker.taken:
             return
         worker.silent = 0.0

@@ -18,7 +18,7 @@ import cloudpickle
 import numpy as np
 import zmq
 
-from parl_like.drivers.messages import Kind, Message, pack, pack_error, pack_state, unpack, unpack_state
+from parl_like.drivers.messages import Frames, Kind, Message, pack, pack_error, pack_state, unpack, unpack_state
 from parl_like.drivers.workers.shared_parameters import Parameters
 from parl_like.drivers.workers.shared_rows import Blocks
 from parl_like.drivers.workers.worker_agents import COUNTS, Recipe, WorkerPool
@@ -48,7 +48,7 @@ class Worker:
         send: Carries one message, a list of frames, to the robot; in order, once.
     """
 
-    def __init__(self, recipe: Recipe, send: Callable[[list[Any]], object]) -> None:
+    def __init__(self, recipe: Recipe, send: Callable[[Frames], object]) -> None:
         self.recipe, self._send = recipe, send
         self.seen = 0  # messages of the robot taken in
         self.turned = -1  # how many of them at the last turn
@@ -258,7 +258,7 @@ class Worker:
         """A run is over: all wait for the next one."""
         self.resting = self.tell_steps = True
 
-    def _limit(self, message: Message) -> list[Any]:
+    def _limit(self, message: Message) -> Frames:
         """Sets how far the agents named go, -1 for no bound, and returns them."""
         notes, agents, named = message.notes, {agent.index: agent for agent in self.pool.agents}, []
         for index, steps, episodes in zip(notes["agents"], notes["steps"], notes["episodes"], strict=True):

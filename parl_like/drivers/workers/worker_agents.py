@@ -179,7 +179,7 @@ class RemoteDriver(CooperativeDriver):
 class EpisodeReport(Hook):
     """Tells the robot's hooks of episodes that have ended: agent, environment, return, length."""
 
-    def __init__(self, episodes: list[tuple[int, int, Any, int]]) -> None:
+    def __init__(self, episodes: list[tuple[int, int, object, int]]) -> None:
         self.episodes = episodes
 
     def post_episode(self, agent: AgentPort, interrupted: bool) -> None:

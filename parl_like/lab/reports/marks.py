@@ -17,7 +17,6 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import msgspec
 
@@ -28,7 +27,7 @@ from parl_like.lab import user_experiments
 from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import Git, RunDir
 from parl_like.lab.text import for_markdown
-from parl_like.lab.yaml_text import UsageError
+from parl_like.lab.yaml_text import Tree, UsageError
 
 MAX_BYTES = 100_000_000  # of a file of marks
 Train = Callable[[Sequence[str]], int]
@@ -42,7 +41,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     experiment: experiments.Name
     seed: int
-    differs: dict[str, Any]
+    differs: Tree
     env_steps: int
     score: float
     evaluation: dict[str, float | None]

@@ -26,9 +26,11 @@ from parl_like.lab.runs.metrics import EVALUATION, as_csv, each_evaluation, last
 from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import RunDir
 from parl_like.lab.text import for_csv, for_html, for_markdown, for_picture
-from parl_like.lab.yaml_text import UsageError
+from parl_like.lab.yaml_text import Tree, UsageError
 
 Row = dict[str, Any]
+Found = Mapping[str, list[Any]]
+"""The rows and notes that `report` returns, under its four names."""
 Interval = tuple[float, float]
 ENVIRONMENT = ("env", "env_options", "eval_env", "eval_options")  # keys of configurations that say what is played
 STYLE = ("body{font:15px sans-serif;margin:2em}table{border-collapse:collapse;display:block;overflow-x:auto;margin:1em 0}"
@@ -90,7 +92,7 @@ def profile(scores: Sequence[float], thresholds: npt.ArrayLike) -> Floats:
     return shares
 
 
-def markdown(found: Mapping[str, list[Any]], pictures: Sequence[Path] = ()) -> str:
+def markdown(found: Found, pictures: Sequence[Path] = ()) -> str:
     """The report as Markdown; `pictures` lie beside it."""
     parts = []
     for header, *rows in _tables(found, for_markdown):
@@ -100,7 +102,7 @@ def markdown(found: Mapping[str, list[Any]], pictures: Sequence[Path] = ()) -> s
     return "\n\n".join([*parts, *(f"![{_title(path)}]({path.name})" for path in pictures)]) + "\n"
 
 
-def page(found: Mapping[str, list[Any]], pictures: Sequence[Path] = ()) -> str:
+def page(found: Found, pictures: Sequence[Path] = ()) -> str:
     """The report as one HTML page that needs nothing else; `pictures`: PNG files, which it contains."""
     def row(tag: str, cells: Sequence[str]) -> str:
         return f"<tr>{''.join(f'<{tag}>{cell}</{tag}>' for cell in cells)}</tr>"
@@ -114,7 +116,7 @@ def page(found: Mapping[str, list[Any]], pictures: Sequence[Path] = ()) -> str:
             f"<body><h1>Report</h1>{''.join(parts)}</body></html>\n")
 
 
-def write(found: Mapping[str, list[Any]], runs: Sequence[RunDir], out: Path) -> tuple[list[Path], list[str]]:
+def write(found: Found, runs: Sequence[RunDir], out: Path) -> tuple[list[Path], list[str]]:
     """Writes report.md, report.html, report.csv (groups), runs.csv and pictures into a folder. Returns their paths, and why
     pictures are missing. Raises UsageError where the folder cannot be written to."""
     pictures, missing = [], []
@@ -188,7 +190,7 @@ def _notes(groups: Sequence[Sequence[Row]]) -> list[str]:
 
 class _Env(msgspec.Struct, frozen=True):
     id: str = ""
-    options: dict[str, Any] | None = None
+    options: Tree | None = None
 
 
 class _Played(msgspec.Struct, frozen=True):
@@ -198,8 +200,8 @@ class _Played(msgspec.Struct, frozen=True):
     eval_score: str | None = None
     env: str | _Env | None = None
     eval_env: str | _Env | None = None
-    env_options: dict[str, Any] | None = None
-    eval_options: dict[str, Any] | None = None
+    env_options: Tree | None = None
+    eval_options: Tree | None = None
 
 
 def _played(run: RunDir) -> _Played:
@@ -242,7 +244,7 @@ def _expected(run: RunDir, last: Mapping[str, float]) -> float | None:
 # ---------------------------------------------------------------------------------- from numbers to text and pictures
 
 
-def _tables(found: Mapping[str, list[Any]], name: Callable[[str], str]) -> list[list[list[str]]]:
+def _tables(found: Found, name: Callable[[str], str]) -> list[list[list[str]]]:
     """Rows of text, a header first: of the groups, and where there are several of their pairs. `name`: a name as the page shows
     it; all else is ours."""
     def steps(group: Row) -> str:
@@ -278,13 +280,13 @@ def _title(picture: Path) -> str:
     return picture.stem.replace("_", " ")
 
 
-def _curves(found: Mapping[str, list[Any]], runs: Sequence[RunDir], out: Path) -> Path:
+def _curves(found: Found, runs: Sequence[RunDir], out: Path) -> Path:
     """Scores of evaluations where every run has some while training, else the returns of training."""
     metric = f"{EVALUATION}score" if all(run["evaluated"] for run in found["runs"]) else plots.DEFAULT_METRIC
     return plots.learning_curve(runs, out / "learning_curves.png", metric=metric)
 
 
-def _profiles(found: Mapping[str, list[Any]], runs: Sequence[RunDir], out: Path) -> Path:
+def _profiles(found: Found, runs: Sequence[RunDir], out: Path) -> Path:
     if plots.matplotlib_missing():
         raise plots.PlotError(plots.MISSING)
     from matplotlib.figure import Figure

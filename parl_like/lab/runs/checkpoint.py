@@ -10,13 +10,14 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import msgspec
 
 from parl_like.data.storage.archive import ArchiveError, Manifest, check_archive, read_archive, read_manifest, write_archive
 from parl_like.data.storage.safe_files import clean_partial, open_folder, place_of, read_file, remove_folder, replace_file
 from parl_like.data.storage.tree_encoding import refusal
+from parl_like.lab.yaml_text import Tree
 from parl_like.values.plain import State
 
 MAX_FAILURES = 3
@@ -37,7 +38,7 @@ class Meta(msgspec.Struct, frozen=True):
     score: float | None = None
     parent: str | None = None
     seconds: float = 0.0
-    config: dict[str, Any] = {}
+    config: Tree = {}
     interrupted: bool = False
     failed: bool = False
 

@@ -37,7 +37,7 @@ from parl_like.lab.experiment import ExperimentSource, Name
 from parl_like.lab.runs.lock import process_started
 from parl_like.lab.runs.outbox import Outbox, RunError
 from parl_like.lab.text import lines
-from parl_like.lab.yaml_text import dump_yaml, load_yaml
+from parl_like.lab.yaml_text import Tree, dump_yaml, load_yaml
 from parl_like.values.user_calls import is_users
 
 _LOG = logging.getLogger("parl_like.warnings")
@@ -72,7 +72,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     exit_reason: str = ""
     resumed: Annotated[int, msgspec.Meta(ge=0, le=2**53)] = 0
     versions: dict[str, str] = {}
-    differs: dict[str, Any] = {}
+    differs: Tree = {}
     evaluated: dict[str, float | None] = {}
     git: Git | None = None
     command: list[str] = []
@@ -82,7 +82,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
 class Result(TypedDict, total=False):
     """The part of `result.json` that is read."""
 
-    evaluation: dict[str, Any] | None
+    evaluation: Tree | None
     expect: dict[str, tuple[float | None, float | None]]
     solved: bool | None
     env_steps: int
@@ -221,7 +221,7 @@ class RunDir:
     def save_result(self, result: Mapping[str, object]) -> None:
         self.outbox.replace("result.json", json.dumps(plain(result), indent=2, allow_nan=False).encode() + b"\n")
 
-    def result(self) -> dict[str, Any] | None:
+    def result(self) -> Tree | None:
         """`result.json`, or None where the run has not finished or the file is damaged."""
         try:
             result: dict[str, object] = _decoded(self.read("result.json"))
@@ -306,7 +306,7 @@ def now() -> str:
     return datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
 
 
-def _this_process() -> dict[str, Any]:
+def _this_process() -> Tree:
     return {"pid": os.getpid(), "process_started": process_started(os.getpid()) or 0.0}
 
 
