@@ -107,7 +107,7 @@ class RowFormat:
                                                               "build the model for Transforms([…]).space(env.observation_space)")
         return specs_of(space, "obs")
 
-    def flat(self, obs: object, names: Sequence[str]) -> tuple[Any, ...]:
+    def flat(self, obs: object, names: Sequence[str]) -> tuple[object, ...]:
         """Return the leaves of an observation in the order of `names`.
 
         Raises:

@@ -82,6 +82,8 @@ class RowWriter:
         """Store one transition (n of them for a vector environment), see `AgentHelper.store`; return the number of rows, and of
         those that ended an episode. There is a buffer."""
         buffer: ReplayBuffer = self.context.buffer  # type: ignore[assignment]
+        head: tuple[object, ...]
+        tail: tuple[object, ...]
         if self._plain:
             head, tail = (obs,), (obs_next,)
         else:

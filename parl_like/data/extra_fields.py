@@ -11,7 +11,7 @@ import numpy as np
 from parl_like.data.buffers.fields import is_part
 from parl_like.values.spec import Array, Spec
 
-Wanted = Sequence[str] | Mapping[str, Any]
+Wanted = Sequence[str] | Mapping[str, object]
 """Keys of `info`, each one number in every step; or each with what stands for it in steps that lack it, which gives its shape and
 dtype."""
 

@@ -77,7 +77,7 @@ class CooperativeDriver(Driver):
 
     # --------------------------------------------------------------------------------------------------- the agents' side
 
-    def waiter(self) -> Any:
+    def waiter(self) -> object:
         return None
 
     def put(self, queue: RequestQueue, ticket: Ticket, values: Any, wait: bool) -> None:

@@ -82,7 +82,7 @@ class ThreadsDriver(Driver):
 
     # --------------------------------------------------------------------------------------------------- the agents' side
 
-    def waiter(self) -> Any:
+    def waiter(self) -> object:
         return locked()
 
     def put(self, queue: RequestQueue, ticket: Ticket, values: Any, wait: bool) -> None:

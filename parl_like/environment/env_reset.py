@@ -40,7 +40,7 @@ class EnvReset:
         self.seed = self.seed if asked is None else asked
         return asked
 
-    def call(self, **options: Any) -> Any:
+    def call(self, **options: object) -> Any:
         """Return what the environment's own reset gives. It is watched the first time, and always where the environment has
         changed something of its process before."""
         if self._lacks:

@@ -133,12 +133,12 @@ class PlayersFace(EnvFace):
                 raise AgentFailed(f"{self._agent}: the turn of {turn.player!r} was left without step(action); a turn takes one "
                                   "step, of None where the player is done")
 
-    def last(self) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+    def last(self) -> tuple[Any, float, bool, bool, Mapping[str, object]]:
         """Return the turn of who is to act: observation, reward since its turn before, terminated, truncated, info."""
         turn = self._turn()
         return turn.obs, turn.reward, turn.terminated, turn.truncated, turn.info
 
-    def previous(self) -> tuple[Any, Any] | None:
+    def previous(self) -> tuple[object, object] | None:
         """Return (observation, action) of this player's turn before, of which `last` tells what came of it; None: this is its
         first, or a checkpoint came between."""
         return self._previous.get(self._turn().player)

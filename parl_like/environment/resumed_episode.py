@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from numbers import Real
 from typing import Any
@@ -168,7 +168,7 @@ def _refused() -> Iterator[None]:
         raise ValueError(f"{type(error).__name__}: {error}") from error
 
 
-def _check_memory(saved: dict[str, Any], own: dict[str, list[Any]]) -> None:
+def _check_memory(saved: Mapping[str, list[Any]], own: Mapping[str, list[Any]]) -> None:
     for name in saved.keys() | own.keys():
         if len(saved[name]) != len(own[name]):
             raise ValueError(f"memory of task {name!r}: expected {len(own[name])} arrays, got {len(saved[name])}")

@@ -85,7 +85,7 @@ class OutputCheck:
 
     # ------------------------------------------------------------------------------------------------------------------- form
 
-    def pair(self, given: object) -> tuple[Any, Any]:
+    def pair(self, given: object) -> tuple[object, object]:
         """Return what a reset gave. Raises BadOutput where it is no pair."""
         if isinstance(given, (tuple, list)) and len(given) == 2:
             return given[0], given[1]

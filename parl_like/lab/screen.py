@@ -16,12 +16,12 @@ from parl_like.lab.text import printer, unescaped
 HIDE, SHOW, CLEAR_BELOW, CLEAR_LINE, CLEAR_ALL = "\x1b[?25l", "\x1b[?25h", "\x1b[J", "\x1b[K", "\x1b[2J\x1b[H"
 
 
-def can_draw(stream: Any) -> bool:
+def can_draw(stream: TextIO) -> bool:
     """Return whether the stream is a terminal that can move its cursor."""
     return bool(stream.isatty()) and os.environ.get("TERM", "xterm") not in ("", "dumb", "unknown")
 
 
-def size_of(stream: Any) -> tuple[int, int]:
+def size_of(stream: TextIO) -> tuple[int, int]:
     """Columns and rows of a terminal; (80, 24) where it does not say."""
     with suppress(OSError, ValueError, AttributeError):
         found = os.get_terminal_size(stream.fileno())

@@ -6,6 +6,7 @@ import operator
 from typing import Any
 
 import torch
+from torch.optim.optimizer import ParamsT
 
 from parl_like.learning import _native
 from parl_like.learning.eager_optimizers import spare_compiler
@@ -51,7 +52,7 @@ class FusedAdam(torch.optim.Adam):
 
     native = False
 
-    def __init__(self, params: Any, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
+    def __init__(self, params: ParamsT, lr: float = 1e-3, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8,
                  weight_decay: float = 0.0):
         super().__init__(params, lr=lr, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
         if len(self.param_groups) != 1:

@@ -263,7 +263,7 @@ class Evaluator:
     def epochs(
         self, n_epochs: int, steps_per_epoch: int, episodes: int, *, seed: int | None, stop: Callable[[float], bool] | None,
         best: str | Path | None, hooks: Sequence[Hook],
-    ) -> Iterator[tuple[int, dict[str, float], dict[str, Any]]]:
+    ) -> Iterator[tuple[int, dict[str, float], dict[str, object]]]:
         """Yield what `Robot.epochs` yields.
 
         Raises:

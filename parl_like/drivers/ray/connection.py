@@ -145,7 +145,7 @@ def said_by_ray(error: BaseException) -> str:
     return re.sub(r"\x1b\[\d+m", "", str(error))
 
 
-def packed(what: str, value: Any) -> bytes:
+def packed(what: str, value: object) -> bytes:
     """Something for another process, with the path of this one's modules, for `unpacked`.
 
     Raises:

@@ -7,7 +7,6 @@ import os
 import struct
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 
@@ -59,7 +58,7 @@ class Parameters:
         return bool(struct.unpack_from("<q", self._memory, number % 2 * self._size)[0] == number)
 
 
-Publication = tuple[str, dict[str, Any], dict[str, Array]]
+Publication = tuple[str, dict[str, int], dict[str, Array]]
 """Name of the task, notes and arrays of a message."""
 
 

@@ -217,7 +217,7 @@ class WorkerStatistics(Statistics):
 
     def __init__(self) -> None:
         super().__init__(warns=False)
-        self.ended: list[tuple[int, int, Any, int]] = []
+        self.ended: list[tuple[int, int, object, int]] = []
         self.parts: list[object] = []
 
     def count_episode(self, env: int, episode_return: object, length: int, parts: Any = ()) -> None:
