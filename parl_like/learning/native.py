@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+from parl_like.interfaces import TrainedAlgorithm
 from parl_like.learning._native import ACTIVATIONS, plain
 from parl_like.learning._native import Network as Network
 from parl_like.learning._native import Pass as Pass
@@ -258,11 +259,12 @@ def networks_of(model: nn.Module) -> dict[str, Network]:
     return {name: Network(layers) for name, layers in describe(model).items()}
 
 
-def choose(algorithm: Any, native: bool) -> str:
+def choose(algorithm: TrainedAlgorithm, native: bool) -> str:
     """Let the networks of an algorithm be computed natively as far as they can, or all by torch; return in words what computes
     them."""
     reasons: dict[str, str] = {}
-    for network in algorithm.networks().values():
+    networks: dict[str, Any] = {**algorithm.networks()}
+    for network in networks.values():
         if not isinstance(getattr(network, "native", None), Mapping):  # no model of ours
             continue
         network.native = {}
