@@ -86,7 +86,7 @@ class MLP(nn.Module, metaclass=Brief):
         return x.view(*shape[:-1], x.shape[-1]) if len(shape) > 2 else x
 
     def native_layers(self, network: NetworkLayers, source: int) -> int:
-        """Add its layers behind layer `source`; return the number of the last."""
+        """Add its layers behind layer `source`; return the number of the last. Raises NotNative where they are noisy."""
         if self.noisy:
             raise NotNative("noisy layers")
         last = len(self._weights) - (not self.activate_last)
@@ -202,7 +202,7 @@ class DropoutEnsembleMLP(EnsembleMLP):
         return self(x)[i]  # type: ignore[no-any-return]
 
     def native_layers(self, network: NetworkLayers, source: int) -> list[int]:
-        """As `EnsembleMLP`."""
+        """As `EnsembleMLP`. Raises NotNative with dropout."""
         if type(self.dropout) is not nn.Identity:
             raise NotNative("dropout")
         *hidden, (weight, bias) = self.layers()
@@ -399,7 +399,7 @@ class MLPQ(Model):
         return q if self.mask is None else masked(q, obs[self.mask])
 
     def native_networks(self) -> dict[str, NetworkLayers]:
-        """`q`, from the features of the perception; without dueling and several numbers for an action."""
+        """`q`, from the features of the perception. Raises NotNative with dueling, or several numbers for an action."""
         if not self.plain:
             raise NotNative("dueling, or several numbers for an action")
         layers = NetworkLayers(int(self.perception.out_size))  # type: ignore[arg-type]

@@ -54,7 +54,7 @@ def known(source: EnvSource) -> EnvSource:
 
 
 def make_one(source: EnvSource) -> Any:
-    """An environment of a source, an environment itself as it is."""
+    """An environment of a source, an environment itself as it is. Raises TypeError where a factory needs arguments."""
     if is_made(source) or not callable(factory := factory_of(source)):
         return source
     try:
