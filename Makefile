@@ -65,7 +65,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 $(VENV)/.light: setup.py pyproject.toml constraints.txt $(shell find parl_like algorithms models envs robots -name '*.pyx' -o -name '*.cpp' -o -name '*.h')
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@echo "installing into $(VENV) (torch first, in its CPU build)"
-	@$(PIP) torch==2.13.0 'setuptools>=77' 'cython>=3.1' wheel
+	@$(PIP) torch==2.13.0 'setuptools>=77' 'cython>=3.1' 'numpy>=2' wheel
 	@$(PIP) --no-build-isolation -e '.[plot,grid]'
 	@touch $@
 

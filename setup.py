@@ -3,6 +3,7 @@
 import os
 from pathlib import Path
 
+import numpy
 from Cython.Build import cythonize
 from setuptools import Extension, find_packages, setup
 
@@ -22,6 +23,7 @@ packages += [f"parl_like.{p}" for area in AREAS for p in find_packages(include=[
 
 # No debug information: it would be most of the files, and a seventh of the time.
 FLAGS = ["-O3", "-g0"]
+HEADERS = [numpy.get_include()]
 SHARED = "parl_like._cyutility"  # Cython's memory views, once for all modules
 
 sources = [src for top in ("parl_like", *AREAS) for src in sorted(Path(top).rglob("*.pyx"))]
@@ -32,7 +34,7 @@ setup(
     package_dir={f"parl_like.{area}": area for area in AREAS},
     ext_modules=cythonize(
         [
-            *(Extension(dotted(src), [str(src)], extra_compile_args=FLAGS) for src in sources),
+            *(Extension(dotted(src), [str(src)], include_dirs=HEADERS, extra_compile_args=FLAGS) for src in sources),
             Extension(SHARED, [f"{SHARED.replace('.', '/')}.c"], extra_compile_args=FLAGS),
         ],
         shared_utility_qualified_name=SHARED,

@@ -76,6 +76,7 @@ class ActionBounds(gym.Wrapper[Any, Any, Any, Any], gym.utils.RecordConstructorA
     def __init__(self, env: gym.Env[Any, Any], clip: bool = True, rescale: bool = True) -> None:
         gym.utils.RecordConstructorArgs.__init__(self, clip=clip, rescale=rescale)
         super().__init__(env)
+        self.clip, self.rescale = clip, rescale
         self.action_space, inward = _bounded(env.action_space, clip, rescale)
         self._inward: Callable[[Any], Any] = inward or (lambda action: action)
 

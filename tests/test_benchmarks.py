@@ -33,6 +33,7 @@ def ours(monkeypatch):
     pytest.param("start", ["--rounds", "1"], marks=pytest.mark.slow),
     ("acting", ["--rounds", "1", "--scale", "0.002"]),
     ("envs", ["--rounds", "1", "--scale", "0.01"]),
+    ("gym_envs", ["--rounds", "1", "--scale", "0.001"]),
     ("tabular", ["--rounds", "1", "--scale", "0.01"]),
     ("games", ["--scale", "0.005"]),
     pytest.param("thinker", ["--rounds", "1", "--scale", "0.05", "--net", "small", "--threads", "1"], marks=pytest.mark.slow),
@@ -82,6 +83,9 @@ def test_json_out(name, argv, capsys):
     elif name == "envs":
         assert set(result["sokoban"]) == set(result["reset_us"]) == {"16", "64"} and len(result["sokoban"]["64"]) == 8
         assert all(rate["median"] > 0 for rate in result["levels_per_s"].values())
+    elif name == "gym_envs":
+        assert {"CartPole-v1 × 8", "CartPole-v1 × 64", "FrozenLake-v1 × 64"} <= result["cases"].keys()
+        assert result["cases"]["CartPole-v1 × 8"]["ratios"].keys() == {"vs loop", "vs SyncVectorEnv", "vs CartPoleVectorEnv"}
     elif name == "thinker":
         assert set(result["tree"]) == set(result["acting"]["small"]) == {"16",
                                                                          "64"} and result["learning"]["small"]["over_bare"] > 0

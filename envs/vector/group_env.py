@@ -12,9 +12,10 @@ from gymnasium.vector.utils import batch_space
 
 from parl_like.environment.value_check import BadOutput
 from parl_like.envs.vector.columns import ColumnLayout
+from parl_like.envs.vector.compiled import CompiledSteps, compiled_steps
 from parl_like.envs.vector.group import EnvFailed, GroupOptions, Reply
 from parl_like.envs.vector.host_pool import HostPool
-from parl_like.envs.vector.hosts import Host
+from parl_like.envs.vector.hosts import Host, InlineHost
 from parl_like.values.copying import copied
 from parl_like.values.spec import Array
 
@@ -33,7 +34,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __init__(
         self, env_fn: Callable[[], Any], n: int, host: type[Host], workers: int, *, seed: int | None, mode: AutoresetMode,
-        step_timeout: float, start_timeout: float, restart: bool, copy: bool,
+        step_timeout: float, start_timeout: float, restart: bool, copy: bool, compiled: bool = True,
     ) -> None:
         self.num_envs, self.autoreset_mode, self.copy, self.restart = n, mode, copy, restart
         self._first_seeds = [None] * n if seed is None else self._checked_seeds(seed)
@@ -50,11 +51,25 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         self._begun = np.zeros(n, np.bool_)
         # What the caller has seen last: where an episode that is dropped ends.
         self._shown = [column.copy() for column in self._columns.obs] if restart else []
+        here = self._pool.hosts[0] if compiled and workers == 1 else None
+        self._compiled: CompiledSteps | None = None
+        if isinstance(here, InlineHost) and here.group is not None:
+            self._compiled = compiled_steps(here.group, self._columns, mode, copy)
 
     @property
     def hosts(self) -> list[Host]:
-        """The places of the environments, one for each group; none after `close`."""
+        """The places of the environments, one for each group; none after `close`. Who asks may keep an environment, so these step
+        by themselves from now on."""
+        self._settle()
+        self._compiled = None
         return self._pool.hosts
+
+    def _settle(self) -> None:
+        """Give the environments what compiled steps have made of them."""
+        if self._compiled is not None and self._compiled.settle():
+            self._over = self._columns.terminated | self._columns.truncated
+            for shown, column in zip(self._shown, self._columns.obs, strict=False):
+                shown[...] = column
 
     def _declare(self, made: list[tuple[Any, ...]]) -> None:
         """Set spaces and metadata: those of the environments of each group, as `Group.build` returns them."""
@@ -121,6 +136,14 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
                 raise ValueError(f"{self}: a seed is {each!r}; expected an integer of at least 0, or None")
         return [None if each is None else int(each) for each in given]
 
+    def _add_info(self, vector_infos: dict[str, Any], env_info: dict[str, Any], env_num: int) -> dict[str, Any]:
+        """As gymnasium's, which joins numbers in the type of the first one: 0.5 after an integer would be 0."""
+        for name, value in env_info.items():
+            column = vector_infos.get(name)
+            if isinstance(value, (float, np.floating)) and isinstance(column, np.ndarray) and column.dtype.kind in "iu":
+                vector_infos[name] = column.astype(np.float64)
+        return super()._add_info(vector_infos, env_info, env_num)
+
     def _infos(self, infos: dict[str, Any], notes: Reply) -> dict[str, Any]:
         """Return `infos` with those of the environments, and with what happened to them."""
         # First, so that an environment's own info of that name makes no array of numbers, which takes no text.
@@ -143,6 +166,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
             mask: [n] bool, which environments are reset; None: it is a step.
         """
         pool = self._pool
+        self._settle()
         try:
             notes = pool.run(op, args)
             for g in sorted(pool.lost.keys() & args.keys()) if pool.lost else ():
@@ -184,6 +208,12 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
             EnvFailed: An environment failed; everything is closed then.
             ResetNeeded: an environment was never reset; or, with autoreset disabled, its episode has ended.
         """
+        compiled = self._compiled
+        if compiled is not None and (compiled.leads or self._begun.all() and self._loads(compiled)):
+            out = compiled.step(actions, self._write)
+            if out is not None:
+                return out
+            self._settle()
         self._check_open()
         if not self._begun.all():
             raise gym.error.ResetNeeded(f"{self}: step() before reset()")
@@ -204,6 +234,13 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
                 column[dropped] = shown[dropped]
         infos = self._infos(infos, notes)
         return self._observations(), columns.rew.copy(), columns.terminated.copy(), columns.truncated.copy(), infos
+
+    def _loads(self, compiled: CompiledSteps) -> bool:
+        """Hand the environments over to compiled steps; where these no longer know them, they step by themselves from now on."""
+        if compiled.load():
+            return True
+        self._compiled = None
+        return False
 
     def _write(self, actions: Any) -> None:
         try:
@@ -226,7 +263,10 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Attribute `name` of every environment, called where it can be; one value each."""
-        return tuple(self._plain("call", dict.fromkeys(self._pool.everywhere, (name, args, kwargs))))
+        values = self._plain("call", dict.fromkeys(self._pool.everywhere, (name, args, kwargs)))
+        if any(isinstance(value, (gym.Env, dict)) for value in values):
+            self._compiled = None  # the caller has an environment in hand, or its table
+        return tuple(values)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
         """Attribute `name` of every environment."""
@@ -265,9 +305,10 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
             ValueError: it is of other environments.
         """
         shapes, expected = ([(column.shape, column.dtype) for column in obs] for obs in (state["obs"], self._columns.obs))
-        if shapes != expected or len(state["generation"]) != len(self.hosts):
+        if shapes != expected or len(state["generation"]) != len(self._pool.hosts):
             raise ValueError(f"restore_state: the state is of {len(state['envs'])} environments in {len(state['generation'])} "
-                             f"groups with observations {shapes}; expected {self.num_envs} in {len(self.hosts)}, {expected}")
+                             f"groups with observations {shapes}; expected {self.num_envs} in {len(self._pool.hosts)}, "
+                             f"{expected}")
         self._cloned("restore", {g: (state["envs"][rows],) for g, rows in enumerate(self._pool.rows)})
         self._begun[:], self._over = True, state["over"].copy()
         self._first_seeds = [None] * self.num_envs
@@ -290,6 +331,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         """Return what an operation of all hosts returns, one value for each environment. It drops no episode, so nothing is
         rebuilt here."""
         self._check_open()
+        self._settle()
         try:
             values = self._pool.asked(op, args)
         except BaseException as error:
@@ -311,7 +353,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _abort(self) -> None:
         """Ends everything at once: after an error, or an interruption in the middle of a step, nothing fits together any more."""
-        self.closed = True
+        self.closed, self._compiled = True, None
         try:
             self._pool.kill()
         finally:
@@ -319,8 +361,9 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     def close_extras(self, **kwargs: Any) -> None:
         """End all hosts; called once, by `close`. Environments that raise there are named in a warning."""
+        self._settle()
         try:
             self._pool.close()
         finally:
-            self.closed = True
+            self.closed, self._compiled = True, None
             self.__dict__.pop("_columns", None)

@@ -27,6 +27,9 @@ def make_vector_env(
 ) -> VectorEnv[Any, Any, Any]:
     """n environments as one. The same seeds give the same trajectories with every kind, and as n single environments.
 
+    gymnasium's classic control, FrozenLake, CliffWalking and Taxi, as `make_env` makes them, take one compiled step together with
+    kind "sync"; nothing but the speed is another (`parl_like.envs.vector.compiled`).
+
     Args:
         env_fn: Makes one environment; or an id for `make_env`; or a vector environment, or a factory of one, which is passed
             through: gymnasium's, `SokobanVectorEnv`, `ale_py.vector_env.AtariVectorEnv`, EnvPool's (`envpool.make_gymnasium`,
@@ -47,7 +50,7 @@ def make_vector_env(
         workers: Threads or processes. None: a thread each; as many processes as there are cores, but with `restart` one each, for
             environments that share a process are lost together when it dies or hangs.
         copy: False: observations are views of one array each, overwritten by the next call.
-        inline: For debugging: kind "sync" whatever `kind` says, no time limit, and no environment but the n.
+        inline: For debugging: kind "sync" whatever `kind` says, no time limit, no compiled steps, and no environment but the n.
 
     Raises:
         ValueError: Options that do not go together; spaces that differ.
@@ -88,7 +91,7 @@ def make_vector_env(
     try:
         return GroupVectorEnv(env_fn, n, host, workers, seed=seed, mode=AutoresetMode(autoreset or AutoresetMode.SAME_STEP),
                               step_timeout=step_timeout or math.inf, start_timeout=start_timeout or math.inf, restart=restart,
-                              copy=copy)
+                              copy=copy, compiled=not inline)
     except AlreadyBatched:
         batched: Any = env_fn()
         return _passed(batched, n, given, ours=True)
