@@ -28,6 +28,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     Attributes:
         autoreset_mode: When finished episodes are reset; also in `metadata`.
+        compiled: Steps all environments by one call; None: each steps by itself.
         copy: Whether observations are copies; else views that the next call overwrites.
         restart: Whether environments that fail are made anew.
     """
@@ -52,21 +53,21 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         # What the caller has seen last: where an episode that is dropped ends.
         self._shown = [column.copy() for column in self._columns.obs] if restart else []
         here = self._pool.hosts[0] if compiled and workers == 1 else None
-        self._compiled: CompiledSteps | None = None
+        self.compiled: CompiledSteps | None = None
         if isinstance(here, InlineHost) and here.group is not None:
-            self._compiled = compiled_steps(here.group, self._columns, mode, copy)
+            self.compiled = compiled_steps(here.group, self._columns, mode, copy)
 
     @property
     def hosts(self) -> list[Host]:
         """The places of the environments, one for each group; none after `close`. Who asks may keep an environment, so these step
         by themselves from now on."""
         self._settle()
-        self._compiled = None
+        self.compiled = None
         return self._pool.hosts
 
     def _settle(self) -> None:
         """Give the environments what compiled steps have made of them."""
-        if self._compiled is not None and self._compiled.settle():
+        if self.compiled is not None and self.compiled.settle():
             self._over = self._columns.terminated | self._columns.truncated
             for shown, column in zip(self._shown, self._columns.obs, strict=False):
                 shown[...] = column
@@ -208,7 +209,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
             EnvFailed: An environment failed; everything is closed then.
             ResetNeeded: an environment was never reset; or, with autoreset disabled, its episode has ended.
         """
-        compiled = self._compiled
+        compiled = self.compiled
         if compiled is not None and (compiled.leads or self._begun.all() and self._loads(compiled)):
             out = compiled.step(actions, self._write)
             if out is not None:
@@ -239,7 +240,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         """Hand the environments over to compiled steps; where these no longer know them, they step by themselves from now on."""
         if compiled.load():
             return True
-        self._compiled = None
+        self.compiled = None
         return False
 
     def _write(self, actions: Any) -> None:
@@ -265,7 +266,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         """Attribute `name` of every environment, called where it can be; one value each."""
         values = self._plain("call", dict.fromkeys(self._pool.everywhere, (name, args, kwargs)))
         if any(isinstance(value, (gym.Env, dict)) for value in values):
-            self._compiled = None  # the caller has an environment in hand, or its table
+            self.compiled = None  # the caller has an environment in hand, or its table
         return tuple(values)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -353,7 +354,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     def _abort(self) -> None:
         """Ends everything at once: after an error, or an interruption in the middle of a step, nothing fits together any more."""
-        self.closed, self._compiled = True, None
+        self.closed, self.compiled = True, None
         try:
             self._pool.kill()
         finally:
@@ -365,5 +366,5 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         try:
             self._pool.close()
         finally:
-            self.closed, self._compiled = True, None
+            self.closed, self.compiled = True, None
             self.__dict__.pop("_columns", None)

@@ -12,11 +12,14 @@ from typing import Any
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parl_like.envs.make import Layers, make_env
+from parl_like.envs.vector.compiled import parts_of as known_parts
 from parl_like.envs.vector.group import AlreadyBatched, EnvFailed
 from parl_like.envs.vector.group_env import GroupVectorEnv
 from parl_like.envs.vector.hosts import HOSTS, Host, InlineHost, ProcessHost, ThreadHost
 
-__all__ = ["EnvFailed", "GroupVectorEnv", "Host", "InlineHost", "ProcessHost", "ThreadHost", "create_env", "make_vector_env"]
+__all__ = [
+    "EnvFailed", "GroupVectorEnv", "Host", "InlineHost", "ProcessHost", "ThreadHost", "create_env", "make_vector_env", "together",
+]
 
 
 def make_vector_env(
@@ -113,6 +116,26 @@ def _passed(env: VectorEnv[Any, Any, Any], n: int | None, given: Sequence[str], 
         # ale_py writes the mode into its class, and so into that of every other one.
         env.metadata = {**env.metadata, "autoreset_mode": AutoresetMode(mode)}
     return env
+
+
+def together(envs: list[Any]) -> GroupVectorEnv | None:
+    """Environments that are there already as one that takes compiled steps, and resets with the step that ends an episode; None:
+    they take none, and stay as they are.
+
+    Args:
+        envs: Nobody else may hold one of them. The list is emptied where they are taken.
+    """
+    if any(known_parts(env) is None for env in envs):
+        return None
+    kept = list(envs)
+    del envs[:]
+    made = GroupVectorEnv(partial(kept.pop, 0), len(kept), InlineHost, 1, seed=None, mode=AutoresetMode.SAME_STEP,
+                          step_timeout=math.inf, start_timeout=math.inf, restart=False, copy=True)
+    if made.compiled is None:
+        host = made.hosts[0]
+        envs += host.group.envs if isinstance(host, InlineHost) and host.group is not None else []
+        return None
+    return made
 
 
 def create_env(env_id: Any, n: int, *, layers: Layers | None = None, inline: bool = False, seed: int | None = None,

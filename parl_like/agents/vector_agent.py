@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
 from typing import Any
 
 import gymnasium as gym
@@ -17,6 +18,9 @@ from parl_like.environment.vector_face import VectorFace
 from parl_like.values.copying import copied
 from parl_like.values.errors import AgentFailed
 from parl_like.values.spec import Info
+
+SMALL = ("gymnasium.envs.classic_control.", "gymnasium.envs.toy_text.")
+"""Modules of environments that may take one compiled step together."""
 
 
 class VectorAgent(Agent):
@@ -51,9 +55,8 @@ class VectorAgent(Agent):
             ValueError: it gives one environment several times, or such with several rewards a step.
         """
         with watched(self, "made"):
-            env = one_player(make())
-        if not isinstance(env, VectorEnv):
-            env = self._copies(env, make)
+            made = [one_player(make())]
+        env = made[0] if isinstance(made[0], VectorEnv) else self._copies(made, make)
         inner: object = env.unwrapped
         if isinstance(inner, SyncVectorEnv) and not isinstance(inner, EnvsTogether):
             if inner.metadata.get("autoreset_mode") is AutoresetMode.SAME_STEP:
@@ -61,13 +64,18 @@ class VectorAgent(Agent):
         self.n_envs = int(env.num_envs)
         self.env = VectorFace(env, self)
 
-    def _copies(self, first: object, make: Callable[[], object]) -> EnvsTogether:
-        envs = [first, *(make() for _ in range(self.n_envs - 1))]
+    def _copies(self, envs: list[Any], make: Callable[[], object]) -> VectorEnv[Any, Any, Any]:
+        """Put environments together, of which the list has the first one, and nobody else holds it."""
+        envs += [make() for _ in range(self.n_envs - 1)]
         if len({id(env) for env in envs}) < len(envs):
             raise ValueError(f"{self}: {self.n_envs} environments are needed, and the robot has one; give it a factory or an id")
-        if shape := reward_shape(first):
+        if shape := reward_shape(envs[0]):
             raise ValueError(f"{self}: its environments give rewards of shape {shape}, and a vector environment takes numbers; "
                              f"{REWARD_WEIGHTS}")
+        if type(getattr(envs[0], "unwrapped", None)).__module__.startswith(SMALL):
+            compiled: VectorEnv[Any, Any, Any] | None = import_module("parl_like.envs.vector.make").together(envs)
+            if compiled is not None:
+                return compiled
         return EnvsTogether(envs)
 
     def run_one_episode(self) -> None:

@@ -41,8 +41,8 @@ class ThinkerAgent(VectorAgent):
         self.perfect, self.planning = perfect, dict(planning or {})
 
     def join(self, make: Callable[[], Any]) -> None:
-        env = make()
-        made = env if isinstance(env, VectorEnv) else self._copies(env, make)
+        first = [make()]
+        made = first[0] if isinstance(first[0], VectorEnv) else self._copies(first, make)
         if getattr(made, "copy", True) is False:
             raise ValueError(f"{self}: the environments overwrite their observations, which are remembered until a stage is "
                              f"over; make them with copy=True")

@@ -497,3 +497,37 @@ def test_what_a_step_of_a_vector_environment_cannot_give(wrong, message):
     make = lambda: Wrong([Corridor] * 2, autoreset_mode=AutoresetMode.NEXT_STEP)  # noqa: E731
     with robot_of(Recorder(), keep, env=make, agent=VectorAgent) as robot, pytest.raises(AgentFailed, match=message):
         robot.run(StopAfterSteps(12))
+
+
+# ------------------------------------------------------------------------------------------------- compiled steps of small ones
+
+
+@pytest.mark.parametrize("id", ["CartPole-v1", "FrozenLake-v1"])
+def test_copies_of_gymnasiums_small_environments_take_compiled_steps_and_store_the_same_rows(id):
+    """Of an id and of a factory; the third ones are put together by gymnasium."""
+    make = lambda: gym.make(id, disable_env_checker=True)  # noqa: E731
+    stored, kinds = [], []
+    for source in (id, make, lambda: SyncVectorEnv([make] * 3, autoreset_mode=AutoresetMode.SAME_STEP)):
+        with robot_of(dqn(make), keep, env=source, agent=lambda: VectorAgent(3), seed=4) as robot:
+            robot.collect(n_step=180)
+            stored.append([rows(robot, lane=lane) for lane in range(3)])
+            kinds.append(getattr(robot.agents[0].env.unwrapped, "compiled", None) is not None)
+    assert kinds == [True, True, False]
+    for mine, like, theirs in zip(*stored, strict=True):
+        assert len(mine["rew"]) == 60 and mine.keys() == theirs.keys()
+        for name in mine:
+            np.testing.assert_array_equal(mine[name], theirs[name])
+            np.testing.assert_array_equal(like[name], theirs[name])
+
+
+def test_copies_that_a_factory_keeps_step_by_themselves():
+    kept = []
+
+    def make():
+        kept.append(gym.make("CartPole-v1", disable_env_checker=True))
+        return kept[-1]
+
+    with robot_of(dqn(make), keep, env=make, agent=lambda: VectorAgent(2)) as robot:
+        robot.collect(n_step=8)
+        inner = robot.agents[0].env.unwrapped
+        assert isinstance(inner, SyncVectorEnv) and all(one.unwrapped.state is not None for one in kept[-2:])

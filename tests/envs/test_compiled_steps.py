@@ -33,7 +33,7 @@ def pair(id, n=N, time_limit=None, mode=AutoresetMode.SAME_STEP, **options):
 
 
 def is_compiled(env):
-    return env._compiled is not None
+    return env.compiled is not None
 
 
 def same(a, b):
@@ -76,7 +76,7 @@ def test_every_step_is_gymnasiums(id, mode):
     envs = pair(id, mode=mode, time_limit=40)
     same(*(env.reset(seed=11) for env in envs))
     ended = sum(int((out[2] | out[3]).sum()) for out in (both_step(envs, act) for act in actions(envs[1], 130)))
-    assert ended >= N and is_compiled(envs[0]) and envs[0]._compiled.leads
+    assert ended >= N and is_compiled(envs[0]) and envs[0].compiled.leads
     same(clone_state(envs[0]), clone_state(envs[1]))
     for env in envs:
         env.close()
@@ -358,7 +358,7 @@ def test_an_environment_is_rebuilt_and_compiled_again():
     assert truncated.tolist() == [False, True] and info["dropped"].tolist() == [False, True]
     same(info["final_obs"][1], seen[1])
     env.step(np.array([0, 1]))
-    assert env._compiled.leads
+    assert env.compiled.leads
     env.close()
 
 
