@@ -222,6 +222,26 @@ cdef class Steps:
                 info["action_mask"], info["_action_mask"] = self.table.masks[obs], every(n)
         return obs if self.copy else self.obs, rew, terminated, truncated, info
 
+    def begin_some(self, ndarray mask):
+        """Begin an episode in each environment of a mask, [n] bool; return their infos."""
+        cdef int64_t i
+        cdef const uint8_t* wanted = <const uint8_t*>PyArray_DATA(mask)
+        cdef double* states = <double*>PyArray_DATA(self.state)
+        cdef char* obs = <char*>PyArray_DATA(self.obs)
+        if len(mask) != self.n:
+            raise IndexError(f"Steps: a mask of {len(mask)}; there are {self.n} environments")
+        for i in range(self.n):
+            if wanted[i]:
+                self.begin(i, states + 4 * i, obs + self.row * i)
+                (<uint8_t*>PyArray_DATA(self.terminated))[i] = (<uint8_t*>PyArray_DATA(self.truncated))[i] = False
+        if self.kind != TABLE:
+            return {}
+        info = {"prob": mask.astype(np.float64), "_prob": mask.copy()}
+        if self.table.masks is not None:
+            info["action_mask"] = np.where(mask[:, None], self.table.masks[self.obs], np.int8(0))
+            info["_action_mask"] = mask.copy()
+        return info
+
     cdef int tell_ends(self, dict info, Out* out, ndarray chance) except -1:
         """Say how the episodes ended that a step has ended, as gymnasium puts such things together."""
         cdef npy_intp n = self.n
@@ -239,7 +259,7 @@ cdef class Steps:
         if chance is not None:
             last["prob"], last["_prob"] = np.where(mask, chance, 0.0), mask.copy()
             if self.table.masks is not None:
-                last["action_mask"] = np.where(mask[:, None], self.table.masks[self.final], 0).astype(np.int8)
+                last["action_mask"] = np.where(mask[:, None], self.table.masks[self.final], np.int8(0))
                 last["_action_mask"] = mask.copy()
         return 0
 

@@ -24,6 +24,8 @@ TRIED = 64
 """Steps in which an environment must agree with the compiled ones, before these take its place."""
 EPISODE = 24
 """Steps of an episode among them."""
+WORTH, SHORT = 8, 4
+"""Steps that are worth a load, and loads in a row that may be followed by fewer."""
 
 
 class Class(NamedTuple):
@@ -143,7 +145,7 @@ def constants_of(parts: EnvParts) -> Array | None:
 
 
 def table_of(bare: Any) -> Table:
-    """The table of an environment of toy text."""
+    """The table of an environment of toy text. Raises ValueError: it leads out of its states."""
     pairs = [bare.P[s][a] for s in range(len(bare.P)) for a in range(len(bare.P[s]))]
     first = np.cumsum([0, *map(len, pairs)])
     outcomes = [outcome for pair in pairs for outcome in pair]
@@ -183,18 +185,22 @@ class CompiledSteps:
     def __init__(self, group: Group, columns: Columns, kernel: Steps) -> None:
         self.group, self.columns, self.kernel = group, columns, kernel
         self._moved = self.leads = False
+        self._steps, self._short = WORTH, 0  # since the last load; loads in a row after too few of them
         self._parts: list[EnvParts] = []
 
     def load(self) -> bool:
         """Take state and constants of the environments, which have all been reset; False: they are no longer what the kernel
-        knows."""
+        knows, or somebody looks at them so often that their own steps cost less."""
+        self._short = self._short + 1 if self._steps < WORTH else 0
+        if self._short > SHORT:
+            return False
         found = [parts_of(env) for env in self.group.envs]
         self._parts = [parts for parts in found if parts is not None]
         if len(self._parts) < self.kernel.n:
             return False
         if not all(load_row(self.kernel, k, parts, self.group.progress) for k, parts in enumerate(self._parts)):
             return False
-        self.leads, self._moved = True, False
+        self.leads, self._moved, self._steps = True, False, 0
         return True
 
     def step(self, actions: Any, write: Callable[[Any], None]) -> tuple[Any, Array, Array, Array, dict[str, Any]] | None:
@@ -208,7 +214,17 @@ class CompiledSteps:
         out: tuple[Any, Array, Array, Array, dict[str, Any]] | None = self.kernel.step()
         if out is not None:
             self._moved = True
+            self._steps += 1
         return out
+
+    def begin(self, mask: Array) -> dict[str, Any]:
+        """Begin an episode in each environment of a mask, [n] bool, while it leads; observations are in their column.
+
+        Returns:
+            Infos, as gymnasium joins them.
+        """
+        self._moved = True
+        return self.kernel.begin_some(mask)
 
     def settle(self) -> bool:
         """Give the environments their state, and return whether there were steps that they did not know of."""
@@ -273,7 +289,7 @@ def held_elsewhere(envs: list[Any]) -> bool:
 
 
 def _references(envs: list[Any], i: int) -> list[int]:
-    """How often an environment of a list, and each one inside of it, is referred to."""
+    """Count the references to an environment of a list, and to each one inside of it."""
     counts = [sys.getrefcount(envs[i])]
     one = envs[i]
     while isinstance(one, gym.Wrapper):

@@ -112,6 +112,9 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
             mask = np.ones(n, np.bool_)
         elif not isinstance(mask, np.ndarray) or mask.dtype != np.bool_ or mask.shape != (n,) or not mask.any():
             raise ValueError(f"{self}: reset_mask is {mask!r}; expected an array ({n},) of bool with at least one True")
+        if seed is None and not chosen and self.compiled is not None and self.compiled.leads:
+            infos = self.compiled.begin(mask)
+            return self._observations(), infos
         if seed is None:
             seeds = [first if wanted else None for first, wanted in zip(self._first_seeds, mask.tolist(), strict=True)]
         else:

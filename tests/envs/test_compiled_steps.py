@@ -291,6 +291,20 @@ def test_environments_that_somebody_holds_step_by_themselves():
             same([one.state for one in held], [one.unwrapped.state for one in other.hosts[0].group.envs])
 
 
+def test_environments_that_are_asked_at_each_step_step_by_themselves():
+    envs = pair("Pendulum-v1")
+    same(*(env.reset(seed=1) for env in envs))
+    for k, act in enumerate(actions(envs[1], 40)):
+        both_step(envs, act)
+        if k % 10 == 0:
+            same(*(env.get_attr("state") for env in envs))
+    assert is_compiled(envs[0])
+    for act in actions(envs[1], 10):
+        both_step(envs, act)
+        same(*(env.get_attr("state") for env in envs))
+    assert not is_compiled(envs[0])
+
+
 def test_a_table_that_is_changed_later():
     envs = pair("FrozenLake-v1", is_slippery=False)
     for env in envs:
@@ -311,6 +325,11 @@ def test_options_and_masks_of_a_reset():
     mask = np.array([True, False, True])
     same(*(env.reset(options={"reset_mask": mask, "x_init": 2.0}) for env in envs))
     both_step(envs, some[1])
+    same(*(env.reset() for env in envs))
+    assert envs[0].compiled.leads
+    both_step(envs, some[4])
+    same(*(env.reset(options={"reset_mask": ~mask}) for env in envs))
+    same(clone_state(envs[0]), clone_state(envs[1]))
     same(*(env.reset(seed=[4, None, 7]) for env in envs))
     both_step(envs, some[2].astype(np.float64))
     both_step(envs, some[3].tolist())
