@@ -31,7 +31,11 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         compiled: Steps all environments by one call; None: each steps by itself.
         copy: Whether observations are copies; else views that the next call overwrites.
         restart: Whether environments that fail are made anew.
+        new_arrays: What `step` returns is nobody else's, but for observations without `copy`, and of the types and sizes that
+            gymnasium promises.
     """
+
+    new_arrays = True
 
     def __init__(
         self, env_fn: Callable[[], Any], n: int, host: type[Host], workers: int, *, seed: int | None, mode: AutoresetMode,
@@ -84,6 +88,12 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
         self.action_space = batch_space(self.single_action_space, self.num_envs)
         self.metadata = {**metadata, "autoreset_mode": self.autoreset_mode}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For copies, which may share environments with this one: all of them step by themselves from now on."""
+        self._settle()
+        self.compiled = None
+        return dict(vars(self))
 
     # ------------------------------------------------------------------------------------------------------------------ resets
 

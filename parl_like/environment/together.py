@@ -20,7 +20,12 @@ class EnvsTogether(SyncVectorEnv):
 
     Args:
         envs: The environments, with equal spaces.
+
+    Attributes:
+        new_arrays: What `step` returns is nobody else's, and of the types and sizes that gymnasium promises.
     """
+
+    new_arrays = True
 
     def __init__(self, envs: list[Any]) -> None:
         super().__init__([lambda env=env: env for env in envs], autoreset_mode=AutoresetMode.SAME_STEP)  # type: ignore[misc]

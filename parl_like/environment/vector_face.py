@@ -13,7 +13,6 @@ from parl_like.environment.action_check import row_of
 from parl_like.environment.face import NONE, RUNNING, EnvFace
 from parl_like.environment.hooks import Hook
 from parl_like.environment.resumed_episode import PASSED
-from parl_like.environment.together import EnvsTogether
 from parl_like.interfaces import ActingAgent
 from parl_like.values.copying import copied, read_only
 from parl_like.values.errors import AgentFailed
@@ -126,7 +125,9 @@ class VectorFace(EnvFace):
         self._mode = AutoresetMode(mode)
         # gymnasium's own word for it: the observations are copies already, of megabytes where they are images.
         self._gives_copies = getattr(env, "copy", False) is True
-        self._together = type(env) is EnvsTogether  # whose arrays are new in every step, of the right types and sizes
+        # Whether arrays are new in every step, of the right types and sizes: a word of the class itself, for one that is made of
+        # it may do otherwise.
+        self._together = "new_arrays" in vars(type(env)) and self._gives_copies and self._mode is AutoresetMode.SAME_STEP
         self._all_go_on = False  # in the last step
         self._everyone = read_only(np.ones(self.n, bool))
         self.quotas: Array | None = None

@@ -2,6 +2,7 @@
 for an environment."""
 
 import copy
+import pickle
 
 import gymnasium as gym
 import numpy as np
@@ -405,6 +406,20 @@ def test_numbers_that_are_none_are_an_error_as_ever():
             env.step(np.zeros(2, np.int64))
         errors.append(str(caught.value))
     assert errors[0] == errors[1]
+
+
+@pytest.mark.parametrize("how", [copy.deepcopy, copy.copy, lambda env: pickle.loads(pickle.dumps(env))])
+def test_a_copy_goes_on_as_the_original(how):
+    env = make_vector_env("Taxi-v4" if "Taxi-v4" in gym.registry else "Taxi-v3", 2)
+    env.reset(seed=1)
+    some = actions(env, 12)
+    for act in some[:4]:
+        env.step(act)
+    other = how(env)
+    assert other.clone_state()["obs"][0].tolist() == env.clone_state()["obs"][0].tolist()
+    if how is not copy.copy:  # which shares the environments
+        for act in some:
+            same(env.step(act), other.step(act))
 
 
 def test_observations_are_copies_unless_views_are_wanted():
