@@ -140,7 +140,7 @@ cdef class Network:
     cdef vector[long] outputs
     cdef Pass scratch, spare
     cdef object flat, views
-    cdef cbool broken, packed
+    cdef cbool packed
     cdef vector[float] before  # weights and biases of all layers when `forward` packed them; empty: it has not, or others have since
     cdef readonly object description
     cdef readonly tuple parameters
@@ -201,10 +201,15 @@ cdef class Network:
         cdef Py_ssize_t i
         cdef tuple before
         if self.watched is None:
-            self.watched = []
+            watched = []
             for module in self.description.modules:
                 inner = [one for name, one in vars(module).items() if isinstance(one, dict)]
-                self.watched += [(one, tuple(one.values())) for one in (vars(module), *inner)]
+                watched += [(one, tuple(one.values())) for one in (vars(module), *inner)]
+            held = {id(one) for _, values in watched for one in values}
+            for parameter in self.parameters:
+                if id(parameter) not in held:  # others are in their places for a while (torch.func)
+                    return True
+            self.watched = watched
         for own, before in self.watched:
             if len(own) != len(before):
                 return True
@@ -216,14 +221,11 @@ cdef class Network:
         return False
 
     cpdef cbool ready(self):
-        """Return whether it still computes what its modules do; from the first time on that it does not, it never does."""
+        """Return whether it computes what its modules do now."""
         cdef size_t i
         cdef float* now
         cdef cbool moved = False
-        if self.broken:
-            return False
         if self.changed():
-            self.broken = True
             return False
         for i in range(self.pointers.size()):
             now = pointer(self.parameters[i])

@@ -237,7 +237,7 @@ def parts(network: Network, flat: Array) -> list[Tensor]:
 def compute(network: Network, x: Tensor) -> tuple[Tensor, ...] | None:
     """Return the outputs of a network that is ready for rows [N, n_in], with a gradient where torch keeps one; None: torch has to
     compute them itself."""
-    if x.ndim != 2 or x.dtype is not torch.float32 or x.is_cuda:
+    if x.ndim != 2 or x.dtype is not torch.float32 or not x.is_cpu or torch._C._functorch.is_functorch_wrapped_tensor(x):
         return None
     if torch.is_grad_enabled():
         return NetworkNode.apply(network, x.contiguous(), *network.parameters)  # type: ignore[no-any-return, no-untyped-call]
@@ -271,6 +271,8 @@ def choose(algorithm: TrainedAlgorithm, native: bool) -> str:
         if native:
             try:
                 network.native = networks_of(network)
+                for one in network.native.values():
+                    one.ready()  # so that it knows what its modules are like
             except NotNative as reason:
                 reasons[str(reason)] = ""
     if not native:

@@ -199,6 +199,36 @@ def test_gradients_have_gradients():
             close(a, b)
 
 
+def test_parameters_that_others_stand_in_for_are_left_to_torch():
+    """As searches have it that compute the policies of several candidates at once."""
+    x = torch.from_numpy(rows(5, 4))
+    for first in (True, False):
+        model = MLPQ(*CARTPOLE)
+        held = {name: torch.stack([p, 2.0 * p]).detach() for name, p in model.named_parameters()}
+        expected = torch.vmap(lambda one, model=model: torch.func.functional_call(model.net, one, x))(
+            {name.removeprefix("net."): p for name, p in held.items()})
+        model.native = native.networks_of(model)
+        if first:
+            assert model.native["q"].ready()
+
+        class Q(nn.Module):
+            def __init__(self, model=model):
+                super().__init__()
+                self.model = model
+
+            def forward(self, x):
+                return self.model.q(x)
+
+        both, q = {f"model.{name}": p for name, p in held.items()}, Q()
+
+        def one_of(parameters, x, q=q):
+            return torch.func.functional_call(q, parameters, x)
+
+        for given, axis in ((x, None), (torch.stack([x, x]), 0)):
+            close(torch.vmap(one_of, in_dims=(0, axis))(both, given).detach(), expected.detach())
+        assert model.native["q"].ready()
+
+
 def test_copies_compute_with_their_own_parameters():
     for model in models():
         model.native = native.networks_of(model)
