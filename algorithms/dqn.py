@@ -132,13 +132,13 @@ class DQN(Algorithm):
 
     @twin_of(learn)
     def native_learn(self, batch: Batch) -> Mapping[str, Any] | None:
-        network = getattr(self.model, "native", {}).get("q")
-        if network is None or not network.learns() or (x := self.model.perception(batch.obs)).requires_grad:
+        written = getattr(self.model, "written", None)
+        if written is None or (found := written(batch.obs)) is None:
             return None
-        (q,), kept = network.keep(x.contiguous().numpy())
+        q, write = found
         weight = batch.weight.float().numpy() if "weight" in batch else None
         d_q, loss, mean, error = huber(q, batch.act.long().numpy(), batch.target.numpy(), weight)
-        out = {"loss": WrittenLoss(loss, lambda: network.write(kept, [d_q])), "q": mean}
+        out = {"loss": WrittenLoss(loss, lambda: write(d_q)), "q": mean}
         return out if weight is None else {**out, "priority": torch.from_numpy(error)}
 
     def post_process(self, batch: Batch) -> None:

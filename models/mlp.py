@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -21,7 +21,7 @@ from parl_like.learning.model import Model
 from parl_like.learning.native import NetworkLayers, NotNative, WrittenEvaluation
 from parl_like.learning.noisy import NoisyLinear
 from parl_like.models.heads import Distribution, OrthogonalLinear, make_head, mask_key, mask_names, masked
-from parl_like.values.spec import leaf_spaces, nest
+from parl_like.values.spec import Array, leaf_spaces, nest
 
 RELU_GAIN = math.sqrt(2.0)
 
@@ -397,6 +397,16 @@ class MLPQ(Model):
         else:
             q = self.mean(self.values(obs))
         return q if self.mask is None else masked(q, obs[self.mask])
+
+    def written(self, obs: Any) -> tuple[Array, Callable[[Array], None]] | None:
+        """Return `q`, and what puts its gradient [N, A] into the parameters; None: torch has to compute it."""
+        network = self.native.get("q")
+        if network is None or not network.learns() or (x := self.perception(obs)).requires_grad or x.ndim != 2:
+            return None
+        (q,), kept = network.keep(x.contiguous().numpy())
+        if self.mask is not None:
+            q = masked(torch.from_numpy(q), obs[self.mask]).numpy()
+        return q, lambda gradient: network.write(kept, [gradient])
 
     def native_networks(self) -> dict[str, NetworkLayers]:
         """`q`, from the features of the perception. Raises NotNative with dueling, or several numbers for an action."""

@@ -10,10 +10,11 @@ from libc.stdint cimport int64_t
 import numpy as np
 
 cdef double HALF_LOG_2PI = 0.91893853320467274
+cdef float ILLEGAL = -1e9  # what stands in the place of logits and values of illegal actions
 
 
 cdef class Categorical:
-    """Independent choices with their logits side by side.
+    """Independent choices with their logits side by side. Those at −1e9 are illegal, and have no gradient.
 
     Args:
         logits: [N, Σ nvec]. nvec: Actions of each choice. act: [N, choices], from 0.
@@ -26,6 +27,7 @@ cdef class Categorical:
     """
 
     cdef float[:, ::1] log_p
+    cdef const float[:, ::1] logits
     cdef const int64_t[:, ::1] act
     cdef const int64_t[::1] nvec
     cdef readonly object log_prob, d_parameter
@@ -35,7 +37,7 @@ cdef class Categorical:
         cdef long n = logits.shape[0], r, k, a, at
         cdef double total = 0.0, chosen
         cdef float most, sum
-        self.nvec, self.act = np.asarray(nvec, np.int64), act
+        self.nvec, self.act, self.logits = np.asarray(nvec, np.int64), act, logits
         if act.shape[0] != n or act.shape[1] != self.nvec.shape[0] or logits.shape[1] != sum_of(self.nvec):
             raise ValueError(f"Categorical: {n} × {logits.shape[1]} logits and {act.shape[0]} × {act.shape[1]} actions; expected "
                              f"rows of {sum_of(self.nvec)} logits and {self.nvec.shape[0]} actions")
@@ -83,6 +85,9 @@ cdef class Categorical:
                     if e != 0.0:
                         d[r, a] -= <float>(e * p * (self.log_p[r, a] + entropy))
                 d[r, at + self.act[r, k]] += d_log_prob[r]
+                for a in range(at, at + self.nvec[k]):
+                    if self.logits[r, a] <= ILLEGAL:
+                        d[r, a] = 0.0
                 at += self.nvec[k]
         return out
 
@@ -247,7 +252,8 @@ def squared(const float[:, ::1] value not None, const float[::1] target not None
 
 def huber(const float[:, ::1] q not None, const int64_t[::1] act not None, const float[::1] target not None,
           const float[::1] weight):
-    """mean(weight · h(q[act] − target)), h(e) = e² / 2 where |e| < 1, else |e| − 1/2. weight None: 1.
+    """mean(weight · h(q[act] − target)), h(e) = e² / 2 where |e| < 1, else |e| − 1/2. weight None: 1. Values of −1e9 are those of
+    illegal actions, and have no gradient.
 
     Returns:
         The gradient of `q` [N, A], the loss, mean q[act], and |q[act] − target| [N].
@@ -269,7 +275,8 @@ def huber(const float[:, ::1] q not None, const int64_t[::1] act not None, const
         mean += q[r, act[r]]
         error[r] = <float>fabs(e)
         loss += w * (0.5 * e * e if fabs(e) < 1.0 else fabs(e) - 0.5)
-        d[r, act[r]] = <float>(w / n * (e if fabs(e) < 1.0 else 1.0 if e > 0.0 else -1.0))
+        if q[r, act[r]] > ILLEGAL or q[r, act[r]] != q[r, act[r]]:
+            d[r, act[r]] = <float>(w / n * (e if fabs(e) < 1.0 else 1.0 if e > 0.0 else -1.0))
     return out, loss / n, mean / n, errors
 
 

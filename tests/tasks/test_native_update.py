@@ -37,7 +37,7 @@ def rows(n, task, seed=0):
         out["act"] = rng.integers(0, 2, (n, 2) if isinstance(act, gymnasium.spaces.MultiDiscrete) else n)
     if isinstance(task.algorithm.model.obs_space, gymnasium.spaces.Dict):
         mask = np.ones((n, 3), np.int8)
-        mask[::2, 2] = 0
+        mask[::2, 2] = mask[::5, 0] = 0  # some actions that were taken are illegal
         out = {**{f"{name}.obs": out.pop(name) for name in ("obs", "obs_next")}, "obs.mask": mask, "obs_next.mask": mask, **out}
     out |= {"rew": rng.standard_normal(n).astype(np.float32), "terminated": rng.random(n) < 0.1, "truncated": np.zeros(n, bool)}
     out["last"] = np.arange(n) % 8 == 7
