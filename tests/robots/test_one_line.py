@@ -104,7 +104,7 @@ def test_a_vector_environment_and_an_environment_itself():
     (lambda: Robot.of("PPO", "CartPole-v1", run_dir="here"), "Robot.of: run_dir is no option of a robot"),
     (lambda: Robot.of("PPO", "CartPole-v1", n_agents=0), "Robot.of: .*n_agents"),
     (lambda: Robot.of("PPO", "CartPole-v1", eval_score="mean_length"), "eval_score is no option of a robot; give score="),
-    (lambda: Robot.of("PPO", "CartPole-v1", score="mean"), "Robot.of: Robot: no score 'mean'; there are .*'mean_return'"),
+    (lambda: Robot.of("PPO", "CartPole-v1", score="mean"), "Robot.of: Robot: no score 'mean'; did you mean .*'mean_return'"),
     (lambda: Robot.of("PPO", "CartPole-v1", transforms=RewardScaling(0.1)),
      r"Robot.of: key 'transforms' expects list of Transform, got RewardScaling\(scale=0.1\)"),
     (lambda: Robot.of("PPO", "CartPole-v1", hidden=64), r"key 'hidden' expects a list, written \[a, b\], got 64 \(int\)"),
