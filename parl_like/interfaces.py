@@ -229,6 +229,19 @@ class EnvPort(Protocol):
     def __getattr__(self, name: str) -> Any: ...
 
 
+class WaitingRowsPort(Protocol):
+    """The part of a helper that knows what a row needs of its prediction, for rows that wait over a checkpoint."""
+
+    def waiting(self, act: object) -> dict[str, object]:
+        """Return what a row with this action will need."""
+
+    def check_waiting(self, kept: Any) -> None:
+        """Raise ValueError for what is nothing that `waiting` gives."""
+
+    def take_waiting(self, act: object, kept: Any) -> None:
+        """Take back what `waiting` gave."""
+
+
 class HelperPort(Protocol):
     """A helper, as environments, drivers and hooks know it.
 
@@ -236,6 +249,7 @@ class HelperPort(Protocol):
         where: Agent and task, for messages. title: Task and role, for checkpoints.
         buffer: A `ReplayBuffer`; None: it keeps no rows. transforms: `Transforms`.
         memory: Of a recurrent model and the explorer, before the next prediction.
+        role: The agent's player whose helper it is; None: there is one helper of the task.
     """
 
     where: str
@@ -248,6 +262,12 @@ class HelperPort(Protocol):
     rng: np.random.Generator
     lanes: range
     memory: tuple[Array, ...]
+
+    @property
+    def role(self) -> str | None: ...
+
+    @property
+    def acting(self) -> WaitingRowsPort: ...
 
     @property
     def learns(self) -> bool: ...

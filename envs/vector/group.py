@@ -17,6 +17,7 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 
+from parl_like.environment.player_view import has_players
 from parl_like.environment.state import clone_state, restore_state
 from parl_like.environment.value_check import BadOutput, ExactCheck
 from parl_like.envs.vector.columns import ColumnLayout, Columns, Status
@@ -221,6 +222,10 @@ class Group:
         self._check_wanted()
         if isinstance(env, VectorEnv):
             raise AlreadyBatched
+        if has_players(env):
+            raise TypeError(f"make_vector_env: {env} has several players, and copies of it are not stepped as one; give the "
+                            "robot n_agents, each of which has one: their requests are batched all the same; or make one player "
+                            "of all, parl_like.envs.joint.Joint")
         return found
 
     def _rebuild(self, k: int, failed: EnvFailed, dropped: bool = False) -> list[gym.Space[Any]]:

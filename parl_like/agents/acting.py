@@ -12,6 +12,7 @@ from parl_like.agents.helper_context import HelperContext
 from parl_like.agents.helper_options import HelperOptions
 from parl_like.agents.row_format import RowFormat
 from parl_like.data.buffers.fields import is_part
+from parl_like.data.storage.state_check import check_count
 from parl_like.learning.explorers import Noise, random_actions
 from parl_like.tasks.tickets import joined
 from parl_like.values import plain
@@ -19,7 +20,10 @@ from parl_like.values.batch import Batch
 from parl_like.values.copying import read_only
 from parl_like.values.errors import NotEnoughRows
 from parl_like.values.plain import State
-from parl_like.values.spec import Array, SpecError
+from parl_like.values.spec import Array, Spec, SpecError
+
+LOG_PROB = Spec("log_prob", (), np.dtype(np.float32))
+"""The log-probability of an action, as explorers give it."""
 
 
 class Acting:
@@ -196,6 +200,40 @@ class Acting:
         self.state = value[:n]
         if self.noise is not None:
             self.noise.memory = value[n:]
+
+    # ------------------------------------------------------------------------------------- a row whose step is not complete
+
+    def waiting(self, act: object) -> dict[str, object]:
+        """Return what a row with this action will need of its prediction: of who has predicted another one since, the memory and
+        the version alone."""
+        last, out, row = self.last
+        known = act is last and out is not None
+        of = out if known and out is not None else {}
+        outputs = {spec.name: np.array(of[spec.name][row]) for spec in self._row_specs() if spec.name in of}
+        return {"outputs": outputs, "known": known, "state": [np.array(part) for part in self.stored_state],
+                "version": self.version}
+
+    def check_waiting(self, kept: Any) -> None:
+        """Raise ValueError for what is nothing that `waiting` gives here."""
+        check_count(kept["version"], "version")
+        outputs, state, specs = kept["outputs"], kept["state"], {spec.name: spec for spec in self._row_specs()}
+        if len(state) != len(self.stored_state) or not kept["known"] and outputs:
+            raise ValueError(f"rows that wait: expected a memory of {len(self.stored_state)} arrays, got {len(state)}, and "
+                             f"outputs {', '.join(outputs) or 'none'}")
+        for name in outputs:
+            specs[name].convert(outputs[name])
+        for own, part in zip(self.stored_state, state, strict=True):
+            Spec("state", np.shape(own), np.asarray(own).dtype).convert(part)
+
+    def take_waiting(self, act: object, kept: Any) -> None:
+        """Take back what `waiting` gave for the row with this action, which has been checked."""
+        self.stored_state, self.version = tuple(kept["state"]), kept["version"]
+        if kept["known"]:
+            self.last = act, {name: value[None] for name, value in kept["outputs"].items()}, 0
+
+    def _row_specs(self) -> list[Spec]:
+        """The outputs of a prediction that a stored row may have."""
+        return [*self.context.codec.specs, LOG_PROB, *self.context.task.policy_specs]
 
     def state_dict(self) -> State:
         """Return the count of rows, the unused part of the drawn noise, and the explorer's memory."""

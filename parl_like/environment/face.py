@@ -185,7 +185,7 @@ class EnvFace:
         self.carried.put_back(held, self._counted())
 
     def _go_on(self, rest: tuple[Any, ...]) -> tuple[object, dict[str, object]]:
-        obs, info, memory, counted = rest
+        obs, info, memory, counted, waiting = rest
         obs, info = self._again(obs, info)
         self._agent.needs_seed = False
         self._env_reset.known, self._phase = True, RUNNING
@@ -193,6 +193,7 @@ class EnvFace:
         for helper in self._agent.helpers.values():
             helper.memory = tuple(memory[helper.title])
         self._count_on(*counted)
+        self.carried.waiting.take(waiting)
         return obs, info
 
     def _again(self, obs: object, info: dict[str, object]) -> tuple[object, dict[str, object]]:

@@ -11,6 +11,7 @@ from parl_like.environment.action_check import ActionCheck
 from parl_like.environment.face import ENDED, EnvFace
 from parl_like.environment.player_view import PlayerView, takes_turns
 from parl_like.environment.players_env import ParallelEnv, PlayersEnv, Turn, TurnEnv
+from parl_like.environment.previous_turns import PreviousTurns
 from parl_like.environment.value_check import OutputCheck
 from parl_like.interfaces import ActingAgent
 from parl_like.values.errors import AgentFailed, unknown
@@ -69,7 +70,7 @@ class PlayersFace(EnvFace):
         self.turns = dict.fromkeys(made.players, 0)
         self._output = PlayersCheck(made, agent.on_bad_value)
         self._checks = {name: ActionCheck(f"{agent}, player {name!r}", view.action_space) for name, view in made.views.items()}
-        self._previous: dict[str, tuple[object, object]] = {}
+        self._rows = self.carried.waiting = PreviousTurns(self, made, agent)
         self.observe([])
 
     # --------------------------------------------------------------------------------------------------------- who is there
@@ -140,8 +141,8 @@ class PlayersFace(EnvFace):
 
     def previous(self) -> tuple[object, object] | None:
         """Return (observation, action) of this player's turn before, of which `last` tells what came of it; None: this is its
-        first, or a checkpoint came between."""
-        return self._previous.get(self._turn().player)
+        first. Who asks stores that row: where a checkpoint comes before the turn's step, it is not told again."""
+        return self._rows.of(self._turn())
 
     # ----------------------------------------------------------------------------------------------------------------- steps
 
@@ -172,11 +173,11 @@ class PlayersFace(EnvFace):
             if act is not None:
                 raise AgentFailed(f"{self._agent}: {turn.player!r} is done, and takes the action {act!r}; expected None")
             env.leaving.popleft()
-            self._previous.pop(turn.player, None)
+            self._rows.previous.pop(turn.player, None)
             return None
         self._checks[turn.player].one(act)
         self._take(super().step({turn.player: act}), (turn.player,))
-        self._previous[turn.player] = turn.obs, act
+        self._rows.previous[turn.player] = turn.obs, act
         return None
 
     def _take(self, given: tuple[Any, ...], players: Iterable[str]) -> object:
@@ -187,7 +188,8 @@ class PlayersFace(EnvFace):
         return given[0]
 
     def _begin(self, obs: object, info: dict[str, object]) -> None:
-        self._previous, self.turns = {}, dict.fromkeys(self.players, 0)
+        self.turns = dict.fromkeys(self.players, 0)
+        self._rows.forget()
         self._env.take(obs, 0.0)
         super()._begin(obs, info)
         self.episode_return = self._env.begun.copy()

@@ -25,6 +25,22 @@ PASSED = (Stopped, TaskFailed)
 """Errors that an environment which asks a task (`AgentHelper.ask`) may get from it: no failure of its own."""
 
 
+class NothingWaits:
+    """The rows of which an action is taken, and not yet all that came of it: one player has none."""
+
+    def held(self) -> object:
+        """Return the rows, as plain values and arrays."""
+        return None
+
+    def check(self, rows: Any) -> None:
+        """Raise ValueError for what is nothing that `held` gives here."""
+        if rows is not None:
+            raise ValueError(f"rows that wait: expected none, got {rows!r:.60}")
+
+    def take(self, rows: Any) -> None:
+        """Take back what `held` gave, which has been checked."""
+
+
 class CarriedEpisode:
     """An episode that a checkpoint interrupted, for the environment's next reset to go on with it.
 
@@ -33,12 +49,15 @@ class CarriedEpisode:
         failed: Returns the error for what the environment raised, from where it did so and the exception.
 
     Attributes:
-        held: `env`, the environment's state; `rest`, what the agent's side goes on with; None: there is no such episode.
+        held: `env`, the environment's state; `rest`, what the agent's side goes on with; `waiting`, rows that wait; None: there
+            is no such episode.
         left: Whether other episodes were played since it was held.
+        waiting: The rows that wait for the rest of their step.
     """
 
     def __init__(self, env: AnyEnv, agent: ActingAgent, failed: Callable[[str, Exception], AgentFailed]) -> None:
         self._env, self._agent, self._failed = env, agent, failed
+        self.waiting = NothingWaits()
         self.held: State | None = None
         self.left = False
         self._untried = False  # it could not be tried out yet
@@ -55,7 +74,7 @@ class CarriedEpisode:
             kept = {key: value for key, value in info.items() if can_hold(value)}
             env = hold(clone_state(self._env))
             obs, counted = seen()
-            self.held = {"env": env, "rest": hold((obs, kept, self._memory(), counted))}
+            self.held = {"env": env, "rest": hold((obs, kept, self._memory(), counted)), "waiting": hold(self.waiting.held())}
         except (TypeError, gym.error.ResetNeeded):
             return False
         except Exception as error:
@@ -109,10 +128,12 @@ class CarriedEpisode:
                 restore_state(self._env, unhold(held["env"]))
             except Exception as error:
                 raise self._failed(" raised in restore_state", error) from error
-        return unhold(held["rest"])
+        return *unhold(held["rest"]), unhold(held["waiting"])
 
     def _try_out(self, held: State, counted: tuple[object, ...]) -> None:
         try:
+            with _refused():
+                self.waiting.check(unhold(held["waiting"]))
             try_out(self._env, held, self._memory(), counted)
             restore_state(self._env, unhold(held["env"]))
         except (ValueError, *PASSED):
@@ -204,6 +225,11 @@ def _check(specs: dict[str, Spec], obs: object) -> None:
         raise ValueError(f"observation: expected {', '.join(specs)}, got {', '.join(found)}")
     for name, spec in specs.items():
         spec.check_bounds(spec.convert(found[name]))
+
+
+def check_observation(env: object, obs: object) -> None:
+    """Raise ValueError for what is no observation of an environment, or of a view of it, by its space."""
+    _check(_specs(env, "observation_space", "obs"), obs)
 
 
 def _fits(specs: dict[str, Spec], obs: object) -> bool:

@@ -11,14 +11,19 @@ from aec_fakes import aec_of, leaving
 
 from parl_like.agents.agent import Agent
 from parl_like.agents.off_policy import OffPolicyHelper
+from parl_like.agents.on_policy import OnPolicyHelper
 from parl_like.agents.players import SimultaneousAgent, TurnAgent
+from parl_like.algorithms import PPO
 from parl_like.algorithms.dqn import DQN
+from parl_like.data.storage.archive import read_archive
 from parl_like.data.transforms import ObservationNormalizer, Transforms
+from parl_like.drivers.workers.processes import Processes
 from parl_like.environment.player_view import PlayerView
+from parl_like.environment.state import hold, unhold
 from parl_like.environment.stop_conditions import StopAfterEpisodes
 from parl_like.envs.games import TicTacToe
 from parl_like.learning.explorers import EpsilonGreedy
-from parl_like.models.mlp import MLPQ
+from parl_like.models.mlp import MLPQ, MLPActorCritic
 from parl_like.run.robot import Robot
 from parl_like.run.run_policy import run_policy
 from parl_like.tasks.task import ComputationTask
@@ -292,3 +297,79 @@ def test_a_player_that_comes_back_keeps_what_it_got_before_its_first_new_action(
         rows = rows_of(robot)
         assert rows["RL/b"]["rew"].tolist() == [0.0, 5.0] * 2 and rows["RL/b"]["terminated"].tolist() == [True] * 4
         assert rows["RL/a"]["rew"].tolist() == [0.0, 0.0] * 2
+
+
+def tictactoe_task(helper, algorithm=DQN, model=MLPQ, **options):
+    view = PlayerView(aec_of(TicTacToe()), "player_0")
+    return ComputationTask(lambda: algorithm(model(view.observation_space, view.action_space, hidden=(8,)), **options), helper)
+
+
+def tictactoe(task, **options):
+    return Robot(lambda: aec_of(TicTacToe()), tasks={"RL": task()}, agent=TurnAgent, trace=True, **options)
+
+
+def off_policy():
+    return tictactoe_task(partial(OffPolicyHelper, size=2000, batch_size=8, warmup=30), n_step=1)
+
+
+def with_policies():
+    return tictactoe_task(partial(OnPolicyHelper, unroll=500, store_policy=True), PPO, MLPActorCritic)
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads"])
+@pytest.mark.parametrize("task", [off_policy, with_policies])
+def test_rows_that_wait_for_a_players_next_turn_survive_checkpoints(driver, task, tmp_path):
+    """Each action of a player but the newest is one row, however often the robot was saved, and loaded by another one."""
+    steps, taken = [13, 10, 17, 4, 9, 11], 0
+    for i, n in enumerate(steps):
+        with tictactoe(task, seed=i, driver=driver) as robot:
+            if i:
+                robot.load(tmp_path / str(i))
+            robot.run(n)
+            robot.save(tmp_path / str(i + 1))
+            robot.run(3)
+            robot.save(tmp_path / str(i + 1))
+            taken, buffer = robot.env_steps, robot.buffers["RL"]
+            env = robot.agents[0].env
+            waiting = sum(count > 0 for count in env.turns.values()) if env.carried.held is not None else 0
+            assert taken - len(buffer) <= waiting <= 2, (taken, len(buffer), waiting)
+    assert taken == sum(steps) + 3 * len(steps)
+    rows = np.concatenate([np.arange(lane * buffer.lane_size, newest + 1) for lane, newest in enumerate(buffer.newest())])
+    assert len(rows) == len(buffer) > 50
+    act, before, after = (buffer.get(rows, name) for name in ("act", "obs.obs", "obs_next.obs"))
+    for board, count in ((before, 0), (after, 1)):
+        marks = board.reshape(-1, 2, 9)[np.arange(len(rows)), :, act.astype(int)]
+        assert (marks.sum(1) == count).all(), "each row has its own action, and what came of it"
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads", Processes(workers=1)], ids=str)
+def test_a_resume_with_rows_that_wait_is_exact(driver, tmp_path):
+    left, n = [], 1 if driver == "threads" else 2  # whose order is not promised
+    with tictactoe(off_policy, n_agents=n, seed=1, driver=driver) as whole, \
+            tictactoe(off_policy, n_agents=n, seed=2, driver=driver) as other:
+        whole.run(61)
+        whole.save(tmp_path / "mid")
+        other.load(tmp_path / "mid")
+        for robot in (whole, other):
+            robot.run(60)
+            robot.save(tmp_path / "end")
+            left.append((robot.trace_hash(), robot.tasks["RL"].algorithm.model.weights_hash(), robot.env_steps))
+    assert left[0] == left[1]
+
+
+def test_damaged_rows_that_wait_cut_the_episode_off(tmp_path, caplog):
+    with tictactoe(off_policy, seed=1) as robot:
+        robot.run(12)
+        robot.save(tmp_path / "mid")
+        state = read_archive(tmp_path / "mid")[0]
+    held = state["agents"]["0"]["carried"]
+    waiting = unhold(held["waiting"])
+    player, row = next(iter(waiting["rows"].items()))
+    for name, wrong in (("player", {"nobody": row}), ("act", {player: [row[0], 99, row[2]]}),
+                        ("obs", {player: [{"obs": 3}, row[1], row[2]]}), ("kept", {player: [row[0], row[1], {}]})):
+        held["waiting"] = hold({**waiting, "rows": wrong})
+        with tictactoe(off_policy, seed=1) as robot:
+            caplog.clear()
+            robot.load_state_dict(state)
+            assert "is cut off" in caplog.text, name
+            robot.run(12)

@@ -1,6 +1,7 @@
 """Games with all their players against PettingZoo's own tests, and the joint view of a parallel environment by hand numbers."""
 
 import warnings
+from functools import partial
 
 import gymnasium as gym
 import numpy as np
@@ -9,6 +10,7 @@ from aec_fakes import aec_of, leaving
 
 from parl_like import Robot
 from parl_like.environment.state import clone_state, restore_state
+from parl_like.envs import make_vector_env
 from parl_like.envs.games import ConnectFour, Kuhn, Leduc, MatrixGame, RockPaperScissors, TicTacToe, TurnBased
 from parl_like.envs.joint import Joint
 from parl_like.envs.pettingzoo import AECPlayer
@@ -222,3 +224,15 @@ def test_games_of_simultaneous_moves_are_learned_from_by_all_players(driver):
                   total_steps=400, seed=1, driver=driver) as robot:
         robot.run(400)
         assert robot.evaluate(4).returns == [pytest.approx([1.0, 1.0])] * 4
+
+
+@pytest.mark.parametrize("kind", ["sync", "thread", "process"])
+@pytest.mark.parametrize("n", [1, 2])
+def test_vectors_of_several_players_are_refused_with_the_way_out(kind, n):
+    at_once(RockPaperScissors())
+    for make in (partial(at_once, RockPaperScissors()), partial(aec_of, TicTacToe())):
+        with pytest.raises(TypeError, match="has several players, and copies .* not stepped as one; give the robot n_agents"):
+            make_vector_env(make, n, kind)
+    envs = make_vector_env(lambda: Joint(leaving(2, 2, box=True)), n, kind)
+    assert envs.reset(seed=0)[0]["obs"].shape == (n, 2, 2)
+    envs.close()
