@@ -29,11 +29,15 @@ class SARSALambda(QLearning):
     """
 
     window = Window(in_order=True, fields=("first", "lane", "next_act"))
+    of_the_policy = True  # whether the target is the value of the policy that acts
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 0.1, gamma: float = 0.99,
                  epsilon: float | Schedule = 0.1, lam: float = 0.9, trace: str = "replacing") -> None:
         super().__init__(model, lr=lr, gamma=gamma, epsilon=epsilon)
         check_traces(type(self).__name__, lam, trace, self.model.prior)
+        if trace == "dutch" and not self.of_the_policy:
+            raise ValueError(f"{type(self).__name__}: trace is 'dutch', which is for the policy that acts; take 'replacing' or "
+                             "'accumulating'")
         self.lam, self.trace = lam, trace
         self.traces = Traces()
 
@@ -56,7 +60,7 @@ class SARSALambda(QLearning):
         return {"td": float(np.mean(errors))} if errors else {}
 
 
-class QLambda(QLearning):
+class QLambda(SARSALambda):
     """Q(λ) of Watkins (1989; Sutton & Barto 2018, 12.10): as SARSA(λ), but the trace ends where a random action was taken.
 
         δ = r + γ · max_b Q(s', b) − Q(s, a)          z ← 0 before a step whose action is not one of the best
@@ -68,18 +72,7 @@ class QLambda(QLearning):
     """
 
     window = Window(in_order=True, fields=("first", "lane"))
-
-    def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 0.1, gamma: float = 0.99,
-                 epsilon: float | Schedule = 0.1, lam: float = 0.9, trace: str = "replacing") -> None:
-        super().__init__(model, lr=lr, gamma=gamma, epsilon=epsilon)
-        check_traces(type(self).__name__, lam, trace, self.model.prior)
-        if trace == "dutch":
-            raise ValueError("QLambda: trace is 'dutch', which is for the policy that acts; take 'replacing' or 'accumulating'")
-        self.lam, self.trace = lam, trace
-        self.traces = Traces()
-
-    def fixed_settings(self) -> dict[str, str]:
-        return {**super().fixed_settings(), "trace": "traces of the other kind are under way; build a new one"}
+    of_the_policy = False
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         table, rate, decay, errors = self.model.table, value_of(self.lr, self.updates), self.gamma * self.lam, []
