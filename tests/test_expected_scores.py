@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from test_golden_runs import kernels
+from test_golden_runs import kernels, one_thread  # noqa: F401  a fixture
 
 from parl_like.environment.hooks import EpisodeStats
 from parl_like.lab import config as configs
@@ -67,15 +67,6 @@ def differs(name, size, found, stored, exact):
     room = TOLERANCE[size]
     return {key: (found[key], stored[key]) for key in ("mean_return", "score")
             if abs(found[key] - stored[key]) > room * max(abs(found[key]), abs(stored[key]))}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """With another number of threads sums have another order."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
