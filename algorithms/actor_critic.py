@@ -31,7 +31,7 @@ from parl_like.learning.explorers import (
 )
 from parl_like.learning.model import Model, one_step
 from parl_like.learning.model_check import answer, check_shape, refuse
-from parl_like.learning.native import WrittenEvaluation, WrittenLoss, twin_of
+from parl_like.learning.native import WrittenEvaluation, WrittenLoss, float32_of, twin_of
 from parl_like.values.action_codec import ActionCodec
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array, leaf_spaces, nest
@@ -193,8 +193,8 @@ class ActorCritic(Algorithm):
                      value_clip: float | None = None) -> dict[str, Any]:
         """Return what `learn` does, of the policy's loss and its gradient by log π [N]."""
         weight, entropy = value_of(self.entropy, self.updates), written.policy.entropy
-        old = None if value_clip is None else batch.value.numpy()
-        d_value, value_loss = squared(written.value, batch.returns.numpy(), self.value_weight, old, value_clip or 0.0)
+        old = None if value_clip is None else float32_of(batch.value)
+        d_value, value_loss = squared(written.value, float32_of(batch.returns), self.value_weight, old, value_clip or 0.0)
         loss = policy_loss + self.value_weight * value_loss - (weight * entropy if weight else 0.0)
         return {"loss": WrittenLoss(loss, lambda: written.backward(d_log_prob, -weight, d_value)), "policy_loss": policy_loss,
                 "value_loss": value_loss, "entropy": entropy}
@@ -219,11 +219,11 @@ class A2C(ActorCritic):
         loss = self.total_loss(policy_loss, value_loss, entropy)
         return {"loss": loss, "policy_loss": policy_loss.detach(), "value_loss": value_loss.detach(), "entropy": entropy.detach()}
 
-    @twin_of(learn)
+    @twin_of(learn, ActorCritic.evaluate, ActorCritic.value_and_entropy, ActorCritic.total_loss)
     def native_learn(self, batch: Batch) -> Mapping[str, Any] | None:
         if (written := self.written(batch)) is None:
             return None
-        advantage = batch.advantage.numpy()
+        advantage = float32_of(batch.advantage)
         loss = -float(np.dot(written.policy.log_prob, advantage)) / len(advantage)
         return self.written_loss(written, batch, loss, advantage / -len(advantage))
 

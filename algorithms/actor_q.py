@@ -15,7 +15,7 @@ from parl_like.learning._written import critics
 from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.algorithm import Algorithm, Loss
 from parl_like.learning.model_check import ContractError, answer, check_methods, check_shape
-from parl_like.learning.native import Network, Pass, WrittenLoss
+from parl_like.learning.native import Network, Pass, WrittenLoss, float32_of
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array
 
@@ -63,9 +63,9 @@ class WrittenActorQ:
 
     def critic_terms(self, batch: Batch) -> dict[str, object]:
         """As `critic_terms`, of the critics' values of the rows' actions."""
-        values, kept = self.values(batch.act.reshape(len(batch.act), -1).float().numpy())
-        weight = batch.weight.float().numpy() if "weight" in batch else None
-        gradients, loss, priority = critics(values, batch.target.numpy(), weight)
+        values, kept = self.values(float32_of(batch.act).reshape(len(batch.act), -1))
+        weight = float32_of(batch.weight) if "weight" in batch else None
+        gradients, loss, priority = critics(values, float32_of(batch.target), weight)
         return {"critic": WrittenLoss(loss, lambda: self.critics.write(kept, gradients)), "priority": torch.from_numpy(priority)}
 
     def by_act(self, kept: Pass, gradients: list[Any]) -> Array:
@@ -86,8 +86,8 @@ def written_actor_q(model: Any, obs: Any) -> WrittenActorQ | None:
     actor, of_critics = native.get("actor"), native.get("critics")
     if actor is None or of_critics is None or model.heads != 1 or not (actor.learns() and of_critics.learns()):
         return None
-    x = model.perception(obs)
-    return None if x.requires_grad or x.ndim != 2 else WrittenActorQ(actor, of_critics, x.contiguous().numpy())
+    features = model.features_to_write(obs)
+    return None if features is None else WrittenActorQ(actor, of_critics, features)
 
 
 def box_only(algorithm: Algorithm) -> None:

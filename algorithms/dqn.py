@@ -23,7 +23,7 @@ from parl_like.learning.explorers import EpsilonGreedy, Explorer
 from parl_like.learning.fixed_settings import explorers_have
 from parl_like.learning.model import Model
 from parl_like.learning.model_check import ContractError, answer, check_shape
-from parl_like.learning.native import WrittenLoss, twin_of
+from parl_like.learning.native import WrittenLoss, float32_of, twin_of
 from parl_like.learning.noisy import draw_noise, noisy_layers, without_noise
 from parl_like.values.batch import Batch
 
@@ -136,8 +136,8 @@ class DQN(Algorithm):
         if written is None or (found := written(batch.obs)) is None:
             return None
         q, write = found
-        weight = batch.weight.float().numpy() if "weight" in batch else None
-        d_q, loss, mean, error = huber(q, batch.act.long().numpy(), batch.target.numpy(), weight)
+        weight = float32_of(batch.weight) if "weight" in batch else None
+        d_q, loss, mean, error = huber(q, batch.act.long().numpy(), float32_of(batch.target), weight)
         out = {"loss": WrittenLoss(loss, lambda: write(d_q)), "q": mean}
         return out if weight is None else {**out, "priority": torch.from_numpy(error)}
 

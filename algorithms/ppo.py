@@ -13,7 +13,7 @@ from parl_like.algorithms.unrolls import minibatches_of, normalized, parts_of
 from parl_like.learning._written import clipped
 from parl_like.learning.algorithm import Schedule
 from parl_like.learning.model import Model
-from parl_like.learning.native import twin_of
+from parl_like.learning.native import float32_of, twin_of
 from parl_like.values.batch import Batch
 
 
@@ -108,11 +108,11 @@ class PPO(ActorCritic):
             result["kl_weight"] = self.kl_weight
         return {"loss": loss, **result}
 
-    @twin_of(learn)
+    @twin_of(learn, ActorCritic.evaluate, ActorCritic.value_and_entropy, ActorCritic.total_loss)
     def native_learn(self, batch: Batch) -> Mapping[str, Any] | None:
         if self.kl_weight or (written := self.written(batch)) is None:
             return None
-        d_log_prob, policy_loss, kl = clipped(written.policy.log_prob, batch.log_prob.numpy(), batch.advantage.numpy(),
+        d_log_prob, policy_loss, kl = clipped(written.policy.log_prob, float32_of(batch.log_prob), float32_of(batch.advantage),
                                               self.normalize, self.clip, self.dual_clip or 0.0)
         if self.target_kl is not None:
             self._kl = kl

@@ -133,7 +133,7 @@ class SAC(Algorithm):
                 wanted = default_entropy(self.model.act_space, batch.obs) if self.target_entropy is None else self.target_entropy
                 yield {"temperature": -self.log_alpha * (log_p.detach().mean() + wanted)}
 
-    @twin_of(learn)
+    @twin_of(learn, critic_update, soft, drawn, pool)
     def native_learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None] | None:
         written = None if self.discrete else written_actor_q(self.model, batch.obs)
         return None if written is None else self._written_steps(batch, written)

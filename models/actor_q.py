@@ -91,10 +91,10 @@ class MLPActorQ(Model):
 
     def policy(self, obs: Any) -> dict[str, Tensor]:
         """Return what the head reads, [N, …]."""
-        if (native := self.natively("actor", obs)) is not None:
+        features = self.perception(obs)
+        if (native := self.natively("actor", features)) is not None:
             return self.head.read(native[0], None if self.mask is None else obs[self.mask])  # type: ignore[no-any-return]
-        features = self.body(self.perception(obs))
-        return self.head(features, None if self.mask is None else obs[self.mask])  # type: ignore[no-any-return]
+        return self.head(self.body(features), None if self.mask is None else obs[self.mask])  # type: ignore[no-any-return]
 
     def act(self, obs: Any) -> Tensor:
         """The deterministic policy's actions in [−1, 1], [N, *shape].
@@ -104,13 +104,13 @@ class MLPActorQ(Model):
         """
         if not isinstance(self.head, OrthogonalLinear):
             raise TypeError("the policy is a distribution, which draws actions; build the model with policy='deterministic'")
-        native = self.natively("actor", obs)
-        flat = torch.tanh(self.head(self.body(self.perception(obs))) if native is None else native[0])
+        features = self.perception(obs)
+        native = self.natively("actor", features)
+        flat = torch.tanh(self.head(self.body(features)) if native is None else native[0])
         return flat.reshape(len(flat), *self.act_specs["act"].shape)
 
-    def critic_inputs(self, obs: Any, act: Tensor | None) -> Tensor:
+    def critic_inputs(self, features: Tensor, act: Tensor | None) -> Tensor:
         """Return what the critics see, [N, size]."""
-        features: Tensor = self.perception(obs)
         if self.discrete:
             return features
         assert act is not None
@@ -119,9 +119,9 @@ class MLPActorQ(Model):
     def values(self, obs: Any, act: Tensor | None = None) -> Tensor:
         """Return the values of actions [N, …] in [−1, 1]: [critics, N, heads]; for Discrete of all actions: [critics, N, A,
         heads]."""
-        more = () if act is None or self.discrete else (act.reshape(len(act), -1).float(),)
-        native = self.natively("critics", obs, *more)
-        values: Tensor = self.critics(self.critic_inputs(obs, act)) if native is None else torch.stack(native)
+        x = self.critic_inputs(self.perception(obs), act)
+        native = self.natively("critics", x)
+        values: Tensor = self.critics(x) if native is None else torch.stack(native)
         return values.reshape(*values.shape[:-1], self.dim, self.heads) if self.discrete else values
 
     def q(self, obs: Any, act: Tensor | None = None) -> Tensor:

@@ -107,7 +107,7 @@ class MLPCrossQ(MLPActorQ):
 
     def joint_q(self, obs: Any, act: Tensor | None, obs_next: Any, act_next: Tensor | None) -> tuple[Tensor, Tensor]:
         """Values of both, [critics, N] each, or [critics, N, A], normalised by the statistics of both together."""
-        x = torch.cat([self.critic_inputs(obs, act), self.critic_inputs(obs_next, act_next)])
+        x = torch.cat([self.critic_inputs(self.perception(obs), act), self.critic_inputs(self.perception(obs_next), act_next)])
         q: Tensor = self.critics(x, learn=True)
         first, second = (q if self.discrete else q.squeeze(-1)).chunk(2, 1)
         return first, second

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from parl_like.learning._written import Categorical, Gaussian
 from parl_like.learning.explorers import legal, log_beta, log_slope, log_squashed, n_logits, part_of
 from parl_like.learning.layers import Brief, orthogonal_
-from parl_like.learning.native import NetworkLayers
+from parl_like.learning.native import NetworkLayers, float32_of
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array, leaf_spaces, parts_of
 
@@ -127,7 +127,7 @@ class CategoricalHead(nn.Module, metaclass=Brief):
         """Return log π(act) and the entropy, with their gradients, of what the linear layer gave out."""
         if mask is not None:
             numbers = self.read(torch.from_numpy(numbers), mask)["logits"].numpy()
-        return Categorical(numbers, self.nvec or [self.n], act.long().reshape(len(act), -1).numpy())
+        return Categorical(numbers, self.nvec or [self.n], act.long().reshape(len(act), -1).contiguous().numpy())
 
     def read_array(self, logits: Array) -> dict[str, Array]:
         """As `read`, of an array, without a mask."""
@@ -220,7 +220,7 @@ class GaussianHead(nn.Module, metaclass=Brief):
     def written(self, numbers: Array, act: Tensor, mask: Tensor | None = None) -> Gaussian:
         """Return log π(act) and the entropy, with their gradients, of what the linear layer gave out."""
         own = None if self.log_std is None else self.log_std.detach().numpy()
-        return Gaussian(numbers, own, act.float().reshape(len(act), -1).numpy())
+        return Gaussian(numbers, own, float32_of(act).reshape(len(act), -1))
 
     def read_array(self, numbers: Array) -> dict[str, Array]:
         """As `read`, of an array."""

@@ -18,7 +18,7 @@ from parl_like.learning.array_prediction import NativeReader
 from parl_like.learning.layers import Brief, orthogonal_
 from parl_like.learning.layers import activation as activation_named
 from parl_like.learning.model import Model
-from parl_like.learning.native import NetworkLayers, NotNative, WrittenEvaluation
+from parl_like.learning.native import NetworkLayers, NotNative, WrittenEvaluation, learnable, plain
 from parl_like.learning.noisy import NoisyLinear
 from parl_like.models.heads import Distribution, OrthogonalLinear, make_head, mask_key, mask_names, masked
 from parl_like.values.spec import Array, leaf_spaces, nest
@@ -247,6 +247,9 @@ class FlatObs(nn.Module, metaclass=Brief):
         ValueError: nothing is left of the observation.
     """
 
+    only_arranges = True
+    """It neither learns nor counts nor draws, so that it may be asked twice (`Model.features_to_write`)."""
+
     def __init__(self, obs: gym.Space[Any], skip: Sequence[str] = ()) -> None:
         super().__init__()
         self.parts = [_Leaf(name, space) for name, space in leaf_spaces(obs, "obs") if name not in skip]
@@ -392,8 +395,9 @@ class MLPQ(Model):
     def q(self, obs: Any) -> Tensor:
         # One number per action needs no axis of heads; with it a step of DQN would take some per cent longer.
         if self.plain:
-            out = self.natively("q", obs)
-            q = self.net(self.perception(obs)) if out is None else out[0]
+            features = self.perception(obs)
+            out = self.natively("q", features)
+            q = self.net(features) if out is None else out[0]
         else:
             q = self.mean(self.values(obs))
         return q if self.mask is None else masked(q, obs[self.mask])
@@ -401,9 +405,9 @@ class MLPQ(Model):
     def written(self, obs: Any) -> tuple[Array, Callable[[Array], None]] | None:
         """Return `q`, and what puts its gradient [N, A] into the parameters; None: torch has to compute it."""
         network = self.native.get("q")
-        if network is None or not network.learns() or (x := self.perception(obs)).requires_grad or x.ndim != 2:
+        if network is None or not network.learns() or (features := self.features_to_write(obs)) is None:
             return None
-        (q,), kept = network.keep(x.contiguous().numpy())
+        (q,), kept = network.keep(features)
         if self.mask is not None:
             q = masked(torch.from_numpy(q), obs[self.mask]).numpy()
         return q, lambda gradient: network.write(kept, [gradient])
@@ -461,8 +465,7 @@ class MLPActorCritic(Model):
         self.value_head = OrthogonalLinear(self.own.out_size, 1, value_gain)
         self.second_value = OrthogonalLinear(self.own.out_size, 1, value_gain) if auxiliary else None
 
-    def _features(self, obs: Any) -> Tensor:
-        features: Tensor = self.perception(obs)
+    def _features(self, features: Tensor) -> Tensor:
         return self.body(features) if self.shared else features
 
     def _mask(self, obs: Any) -> Any:
@@ -479,31 +482,35 @@ class MLPActorCritic(Model):
 
     def policy(self, obs: Any, state: Any = None) -> tuple[dict[str, Tensor], Any]:
         state = {} if state is None else state
-        if (native := self.natively("policy", obs)) is not None:
+        features = self.perception(obs)
+        if (native := self.natively("policy", features)) is not None:
             return self._read(native[0], obs), state
-        return self._out(obs, self.own.one(0, self._features(obs))), state
+        return self._out(obs, self.own.one(0, self._features(features))), state
 
     def value(self, obs: Any, state: Any = None) -> Tensor:
-        if (native := self.natively("value", obs)) is not None:
+        features = self.perception(obs)
+        if (native := self.natively("value", features)) is not None:
             return native[0].squeeze(-1)
-        return self.value_head.forward(self.own.one(1, self._features(obs))).squeeze(-1)
+        return self.value_head.forward(self.own.one(1, self._features(features))).squeeze(-1)
 
     def evaluate(self, obs: Any, state: Any = None, first: Tensor | None = None) -> tuple[dict[str, Tensor], Tensor]:
-        if (native := self.natively("evaluate", obs)) is not None:
+        features = self.perception(obs)
+        if (native := self.natively("evaluate", features)) is not None:
             return self._read(native[0], obs), native[1].squeeze(-1)
-        actor, critic = self.own(self._features(obs)).unbind()
+        actor, critic = self.own(self._features(features)).unbind()
         return self._out(obs, actor), self.value_head.forward(critic).squeeze(-1)
 
     def written(self, obs: Any, act: Tensor) -> WrittenEvaluation | None:
         """Return `evaluate`, log π(act) and the entropy, with gradients that are written out; None: torch has to compute them."""
         network, head = self.native.get("evaluate"), self.head
         own = getattr(head, "log_std", None)
-        if network is None or "written" not in vars(type(head)) or not network.learns() or not (own is None or own.requires_grad):
+        if network is None or "written" not in vars(type(head)) or not network.learns():
             return None
-        x = self.perception(obs)
-        if x.requires_grad or x.ndim != 2:
+        if own is not None and not (learnable(own) and plain(own) and own.numel() == head.dim):
             return None
-        (numbers, value), kept = network.keep(x.contiguous().numpy())
+        if (features := self.features_to_write(obs)) is None:
+            return None
+        (numbers, value), kept = network.keep(features)
         return WrittenEvaluation(network, kept, head.written(numbers, act, self._mask(obs)), value, own)  # type: ignore
 
     def native_networks(self) -> dict[str, NetworkLayers]:
@@ -527,5 +534,5 @@ class MLPActorCritic(Model):
         """
         if self.second_value is None:
             raise TypeError(f"{type(self).__name__} has no second value; build it with auxiliary=True")
-        actor, critic = self.own(self._features(obs)).unbind()
+        actor, critic = self.own(self._features(self.perception(obs))).unbind()
         return self._out(obs, actor), self.value_head.forward(critic).squeeze(-1), self.second_value.forward(actor).squeeze(-1)

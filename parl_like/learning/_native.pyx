@@ -137,6 +137,9 @@ cdef class Network:
     cdef list where  # for each layer the numbers of weight, bias, scale and shift in `parameters`, and their offset there
     cdef list watched  # dicts, and tuples of what they held
     cdef vector[float*] pointers
+    cdef vector[long] sizes
+    cdef list shapes
+    cdef cbool moved  # a parameter has other memory than the layers know
     cdef vector[long] outputs
     cdef Pass scratch, spare
     cdef object flat, views
@@ -175,6 +178,8 @@ cdef class Network:
         self.outputs = list(description.outputs.values())
         self.parameters = tuple(parameters)
         self.pointers.assign(len(parameters), NULL)
+        self.shapes, self.moved = [tensor.shape for tensor in parameters], True
+        measure(parameters, self.sizes)
         self.panels = room(total)
         cdef float* at = self.panels
         cdef size_t i
@@ -224,22 +229,24 @@ cdef class Network:
         """Return whether it computes what its modules do now."""
         cdef size_t i
         cdef float* now
-        cdef cbool moved = False
         if self.changed():
             return False
         for i in range(self.pointers.size()):
-            now = pointer(self.parameters[i])
+            parameter = self.parameters[i]
+            now = pointer(parameter)
+            if parameter.numel() != self.sizes[i]:
+                return False
             if now != self.pointers[i]:
-                if not plain(self.parameters[i]):
+                if not plain(parameter) or parameter.shape != self.shapes[i]:
                     return False
                 self.pointers[i] = now
-                moved = True
-        if moved:
+                self.moved = True
+        if self.moved:
             for i in range(self.layers.size()):
                 w, b, scale, shift = self.where[i]
                 self.layers[i].w, self.layers[i].b = self.address(w), self.address(b)
                 self.layers[i].scale, self.layers[i].shift = self.address(scale), self.address(shift)
-            self.packed = False
+            self.packed = self.moved = False
         return True
 
     def forward(self, const float[:, ::1] x not None, *, cbool unchanged=False):
@@ -291,11 +298,11 @@ cdef class Network:
         return out, kept
 
     cpdef cbool learns(self):
-        """Return whether it is ready, and all its parameters take gradients."""
-        if not self.ready():
+        """Return whether it is ready, and all its parameters take gradients that are put into them."""
+        if not self.ready() or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             return False
         for parameter in self.parameters:
-            if not parameter.requires_grad:
+            if not learnable(parameter):
                 return False
         return True
 
@@ -419,6 +426,16 @@ def plain(tensor):
             and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj())
 
 
+def hooked(tensor):
+    """Return whether a tensor has hooks, which a gradient that is put into it would pass by."""
+    return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)
+
+
+cpdef cbool learnable(tensor):
+    """Return whether a parameter takes a gradient, and has no hooks."""
+    return tensor.requires_grad and not hooked(tensor)
+
+
 def dense(list parameters not None, list gradients not None):
     """Return whether parameters and their gradients are all `plain`. A gradient has its parameter's type and device."""
     for tensor in parameters:
@@ -426,6 +443,15 @@ def dense(list parameters not None, list gradients not None):
             return False
     for tensor in gradients:
         if tensor.layout is not STRIDED or not tensor.is_contiguous():
+            return False
+    return True
+
+
+def have(list tensors not None, list sizes not None):
+    """Return whether tensors have so many numbers, one after the other."""
+    cdef Py_ssize_t i
+    for i in range(len(tensors)):
+        if tensors[i].numel() != sizes[i]:
             return False
     return True
 

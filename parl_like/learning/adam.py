@@ -61,6 +61,7 @@ class FusedAdam(torch.optim.Adam):
         self._lists: tuple[list[torch.Tensor], ...] = ()
         self._members: list[torch.Tensor] = []
         self._counts: list[torch.Tensor] = []
+        self._sizes: list[int] = []
         self._plain = False
 
     def load_state_dict(self, state_dict: Any) -> None:
@@ -88,12 +89,20 @@ class FusedAdam(torch.optim.Adam):
     step.hooked = True  # type: ignore[attr-defined]  # keeps Optimizer.__init__ from wrapping step in profiler hooks
 
     def step_natively(self) -> bool:
-        """Take a step by compiled loops, where they may; return whether they did. Else what a step needs is gathered."""
+        """Take a step by compiled loops, where they may; return whether they did. Else what a step needs is gathered.
+
+        Raises:
+            ValueError: a parameter has another shape than its gradient or its moments.
+        """
         group = self.param_groups[0]
         members = [p for p in group["params"] if p.grad is not None]
-        if len(members) != len(self._members) or not all(map(operator.is_, members, self._members)):
+        if len(members) != len(self._members) or not all(map(operator.is_, members, self._members)) or not _native.have(
+                members, self._sizes):
             self._gather(members)
         gradients: Any = [p.grad for p in members]
+        if not _native.have(gradients, self._sizes):
+            raise ValueError("FusedAdam: a gradient has not the shape of its parameter, which was given other data since; "
+                             "compute it anew")
         if not (self.native and self._plain and _native.dense(members, gradients)):
             return False
         moments, squares, counts = self._lists
@@ -113,7 +122,12 @@ class FusedAdam(torch.optim.Adam):
         for p in members:
             steps = self.state[p]["step"]
             self.state[p]["step"] = counters.setdefault(float(steps), steps.clone())
+        for p in members:
+            if self.state[p]["exp_avg"].shape != p.shape:
+                raise ValueError(f"FusedAdam: a parameter of shape {tuple(p.shape)} has moments of "
+                                 f"{tuple(self.state[p]['exp_avg'].shape)}: it was given data of another shape. Forget them (del "
+                                 "optimizer.state[parameter]), and they begin at 0")
         self._counts = list(counters.values())
-        self._members = members
+        self._members, self._sizes = members, [p.numel() for p in members]
         self._lists = tuple([self.state[p][key] for p in members] for key in ("exp_avg", "exp_avg_sq", "step"))
         self._plain = all(_native.plain(one) for some in self._lists for one in some)

@@ -39,7 +39,7 @@ from torch import nn
 from parl_like.learning.fixed_settings import Alias
 from parl_like.learning.layers import Brief, has_unbuilt, require_built
 from parl_like.learning.layers import sync as sync
-from parl_like.learning.native import Network, compute
+from parl_like.learning.native import Network, compute, float32_of
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array, Spec, nest, specs_of
 from parl_like.values.user_calls import guarded
@@ -92,14 +92,24 @@ class Model(nn.Module, metaclass=Brief):
         self.obs_space, self.act_space = obs, act
         self.obs_specs, self.act_specs = specs_of(obs, "obs"), specs_of(act, "act")
 
-    def natively(self, name: str, obs: Any, *more: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
-        """Return what one of its native networks gives out for the features of `obs` and `more` beside them, [N, …] each; None:
-        there is none, or torch has to compute it."""
+    def natively(self, name: str, features: torch.Tensor, *more: torch.Tensor) -> tuple[torch.Tensor, ...] | None:
+        """Return what one of its native networks gives out for features and `more` beside them, [N, …] each; None: there is
+        none, or torch has to compute it."""
         network = self.native.get(name)
         if network is None or not network.ready():
             return None
-        x = self.perception(obs)  # type: ignore[operator]
-        return compute(network, torch.cat([x, *more], -1) if more else x)
+        return compute(network, torch.cat([features, *more], -1) if more else features)
+
+    def features_to_write(self, obs: Any) -> Array | None:
+        """Return the features [N, size] of observations, float32, for gradients that are written out. None: the perception may
+        learn, count or draw, or is watched, and runs in `learn` alone."""
+        perception: Any = self.perception
+        own = vars(perception)
+        watched = "forward" in own or own["_forward_hooks"] or own["_forward_pre_hooks"]
+        if watched or "only_arranges" not in vars(type(perception)):
+            return None
+        features: torch.Tensor = perception(obs)
+        return float32_of(features) if features.ndim == 2 and not features.requires_grad else None
 
     get_input_specs, get_state_specs = Alias("inputs"), Alias("state_specs")
 

@@ -18,9 +18,11 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from parl_like.interfaces import TrainedAlgorithm
-from parl_like.learning._native import ACTIVATIONS, plain
+from parl_like.learning._native import ACTIVATIONS, hooked
 from parl_like.learning._native import Network as Network
 from parl_like.learning._native import Pass as Pass
+from parl_like.learning._native import learnable as learnable
+from parl_like.learning._native import plain as plain
 from parl_like.learning.layers import ACTIVATIONS as FUNCTIONS
 from parl_like.values.spec import Array
 
@@ -124,8 +126,13 @@ def check(tensor: Tensor) -> None:
     """Raise NotNative for a parameter [out, in], [n, in, out] or [out] that only torch can compute with."""
     if type(tensor) is not nn.Parameter or is_lazy(tensor) or not plain(tensor):
         raise NotNative(f"a parameter of {tensor.dtype} on {tensor.device}, or one that is no plain parameter")
-    if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None):
+    if hooked(tensor):
         raise NotNative("a parameter has hooks")
+
+
+def float32_of(tensor: Tensor) -> Array:
+    """Return the numbers of a tensor as written losses read them: float32, in order, without a gradient."""
+    return tensor.detach().float().contiguous().numpy()
 
 
 class WrittenLoss:
@@ -171,19 +178,21 @@ class WrittenEvaluation:
             self.own.grad = torch.from_numpy(self.policy.d_parameter)
 
 
-def twin_of(learn: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Mark a `native_learn` as the twin of this `learn`."""
+def twin_of(*methods: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Mark a `native_learn` as the twin of `learn` and of the methods that this calls, all of which it stands for."""
     def mark(native_learn: Any) -> Any:
-        native_learn.twin = learn
+        native_learn.twins = tuple((one.__name__, one) for one in methods)
         return native_learn
     return mark
 
 
 def has_native_learn(algorithm: object) -> bool:
-    """Return whether an algorithm learns as its class's own `native_learn` does: a class made from it may have changed a part."""
-    kind: Any = type(algorithm)
-    own = vars(kind).get("native_learn")
-    return own is not None and getattr(own, "twin", None) is kind.learn and "learn" not in vars(algorithm)
+    """Return whether an algorithm learns as its class's own `native_learn` does: a class made from it, or an assignment, may have
+    changed a method that this stands for."""
+    kind, own = type(algorithm), vars(algorithm)
+    twins: Any = getattr(vars(kind).get("native_learn"), "twins", ())
+    return bool(twins) and "native_learn" not in own and all(name not in own and getattr(kind, name, None) is method
+                                                             for name, method in twins)
 
 
 class NetworkNode(torch.autograd.Function):

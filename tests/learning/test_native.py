@@ -259,6 +259,44 @@ def test_new_memory_of_a_parameter_is_followed():
     assert not model.native["q"].ready()
 
 
+@pytest.mark.parametrize("size", [2, 65, 4000])
+def test_other_shapes_of_parameters_are_left_to_torch(size):
+    model, x = MLPQ(*CARTPOLE), torch.from_numpy(rows(5, 4))
+    model.native = native.networks_of(model)
+    first, second, *_ = model.net.layers
+    before = [one.data for one in (first.weight, first.bias, second.weight)]
+    expected = model.q(x).detach()
+    first.weight.data, first.bias.data = torch.ones(size, 4), torch.zeros(size)
+    second.weight.data = torch.full((64, size), 1.0 / size)
+    assert not model.native["q"].ready() and torch.equal(model.q(x), model.net(x))
+    for one, data in zip((first.weight, first.bias, second.weight), before, strict=True):
+        one.data = data
+    assert model.native["q"].ready() and torch.equal(model.q(x), expected)
+
+
+def test_shorter_views_of_the_same_memory_are_left_to_torch():
+    model = MLPQ(*CARTPOLE)
+    network = native.networks_of(model)["q"]
+    assert network.ready()
+    for p in list(model.parameters())[-2:]:
+        p.data = p.data[:1]
+    assert not network.ready()
+
+
+def test_memory_that_moved_while_another_parameter_was_not_fit_is_followed():
+    model, x = MLPQ(*CARTPOLE), torch.from_numpy(rows(5, 4))
+    model.native = native.networks_of(model)
+    model.q(x)
+    first, second, *_ = model.net.layers
+    first.weight.data = first.weight.data * 2.0
+    second.weight.data = second.weight.data.double()
+    assert not model.native["q"].ready()
+    second.weight.data = second.weight.data.float()
+    assert model.native["q"].ready()
+    with torch.no_grad():
+        close(model.q(x), model.net(x))
+
+
 def changes():
     def hook(model):
         model.net.register_forward_hook(lambda *_: None)

@@ -4,6 +4,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from parl_like import ComputationTask, create_algorithm_func
 from parl_like.algorithms import A2C, DDPG, DQN, PPO, SAC, TD3
@@ -17,7 +18,8 @@ ACTS = {"discrete": gymnasium.spaces.Discrete(3), "box": gymnasium.spaces.Box(-1
 
 
 def made(algorithm, options, model=MLPActorCritic, act="discrete", obs=OBS, on=True, **of_model):
-    func = create_algorithm_func(model, dict(obs=obs, act=ACTS[act], hidden=[16, 16], **of_model), algorithm, options)
+    act = ACTS[act] if isinstance(act, str) else act
+    func = create_algorithm_func(model, dict(obs=obs, act=act, hidden=[16, 16], **of_model), algorithm, options)
     task = ComputationTask(func, native=on)
     task.build(np.random.SeedSequence(3))
     return task
@@ -201,3 +203,144 @@ def test_a_task_says_what_computes():
     assert task.computes.startswith("torch (ConvQ")
     with pytest.raises(TypeError, match="native is 'no'"):
         ComputationTask(func, native="no")
+
+
+KINDS = [(PPO, {}), (A2C, {}), (DQN, dict(model=MLPQ)), (TD3, dict(model=MLPActorQ, policy="deterministic")),
+         (DDPG, dict(model=MLPActorQ, policy="deterministic")), (SAC, dict(model=MLPActorQ, policy="squashed"))]
+
+
+def kind_of(algorithm, of_model, options=None, **more):
+    """Two tasks, by torch and natively, with Box actions where the algorithm has them."""
+    return pair(algorithm, options or {}, act="discrete" if issubclass(algorithm, DQN) else "box", **of_model, **more)
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.float16, np.int64, np.uint8])
+@pytest.mark.parametrize(("algorithm", "of_model"), KINDS, ids=str)
+def test_rows_of_other_types_are_learned_from_as_by_torch(algorithm, of_model, dtype, written):
+    box = gymnasium.spaces.Box(0, 5, (4,), dtype)
+    acts = [None] if algorithm is DQN else [gymnasium.spaces.Box(0, 1, (2,), one) for one in (np.float64, np.float16, np.int32)]
+    for act in acts[:3 if dtype is np.float64 else 1]:
+        first, second = (made(algorithm, {}, act=act or "discrete", obs=box, on=on, **of_model) for on in (False, True))
+        rng = np.random.default_rng(1)
+        kept = rows(48, first)
+        more = {name: rng.integers(0, 6, (48, 4)).astype(dtype) for name in ("obs", "obs_next")}
+        more["rew"] = kept["rew"].astype(np.float64)
+        more |= {} if act is None else {"act": np.abs(kept["act"]).astype(act.dtype)}
+        agree(first, second, updates=2, **more)
+        if algorithm is not PPO and algorithm is not A2C:
+            agree(first, second, updates=1, **more, weight=np.linspace(0.1, 1, 48))
+    assert written
+
+
+def hooks_of_parameters():
+    def gradient(parameter):
+        parameter.register_hook(lambda given: given * 0.0)
+
+    def accumulated(parameter):
+        parameter.register_post_accumulate_grad_hook(lambda one: setattr(one, "grad", one.grad * 0.0))
+
+    return [gradient, accumulated]
+
+
+@pytest.mark.parametrize("hook", hooks_of_parameters(), ids=lambda f: f.__name__)
+@pytest.mark.parametrize(("algorithm", "of_model"), KINDS, ids=str)
+def test_hooks_of_parameters_that_come_later_run(algorithm, of_model, hook, written):
+    first, second = kind_of(algorithm, of_model)
+    agree(first, second, updates=1)
+    written.clear()
+    for task in (first, second):
+        model = task.algorithm.model
+        parameter = getattr(getattr(model, "head", None), "log_std", None)
+        parameter = next(model.parameters()) if parameter is None else parameter
+        before = parameter.detach().clone()
+        for one in model.parameters():
+            hook(one)
+        for state in task.optimizers.values():
+            state.state.clear()
+            state._members = []
+        task.learn(rows(48, task))
+        assert torch.equal(parameter, before)
+    agree(first, second, updates=1)
+    assert not written
+
+
+class Counting(nn.Module):
+    """A perception that counts its calls, normalises, and drops some numbers."""
+
+    def __init__(self, learns):
+        super().__init__()
+        self.out_size, self.norm, self.drop = 4, nn.BatchNorm1d(4, affine=learns), nn.Dropout(0.3)
+        self.layer = nn.Linear(4, 4) if learns else nn.Identity()
+
+    def forward(self, obs):
+        return self.drop(self.layer(self.norm(obs)))
+
+    def reset_parameters(self):
+        pass
+
+
+@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize(("algorithm", "of_model"), KINDS, ids=str)
+def test_a_perception_runs_as_often_as_with_torch(algorithm, of_model, learns):
+    told = []
+    torch.manual_seed(3)
+    tasks = kind_of(algorithm, of_model, trunk=Counting(learns))
+    for task in tasks:
+        torch.manual_seed(4)
+        seen = []
+        task.algorithm.model.perception.register_forward_hook(lambda *_, seen=seen: seen.append(1))
+        told.append(task.learn(rows(48, task)) | {"calls": len(seen), "of the norm": int(
+            task.algorithm.model.perception.norm.num_batches_tracked)})
+    for name, value in told[0].items():
+        np.testing.assert_allclose(told[1][name], value, rtol=2e-3, atol=3e-4, err_msg=name)
+
+
+STOOD_FOR = [(PPO, {}, "total_loss"), (PPO, {}, "evaluate"), (A2C, {}, "value_and_entropy"), (A2C, {}, "learn"),
+             (SAC, KINDS[-1][1], "critic_update"), (SAC, KINDS[-1][1], "soft"), (SAC, KINDS[-1][1], "drawn"),
+             (SAC, KINDS[-1][1], "pool"), (DQN, KINDS[2][1], "learn"), (DDPG, KINDS[4][1], "learn")]
+
+
+@pytest.mark.parametrize("where", ["instance", "class", "base", "subclass"])
+@pytest.mark.parametrize(("algorithm", "of_model", "name"), STOOD_FOR, ids=str)
+def test_methods_that_native_learn_stands_for_may_be_replaced(algorithm, of_model, name, where, written, monkeypatch):
+    calls, before = [], getattr(algorithm, name)
+
+    def other(self, *given):
+        calls.append(name)
+        return before(self, *given)
+
+    if where == "subclass":  # which says that it learns as before
+        kind = type("Own", (algorithm,), {name: other, "native_learn": algorithm.native_learn})
+    else:
+        kind = algorithm
+    task = kind_of(kind, of_model)[1]
+    if where == "instance":
+        monkeypatch.setattr(task.algorithm, name, lambda *given: other(task.algorithm, *given), raising=False)
+    elif where != "subclass":
+        of = algorithm if where == "class" else next(one for one in algorithm.__mro__ if name in vars(one))
+        monkeypatch.setattr(of, name, other)
+    calls.clear()
+    task.learn(rows(48, task))
+    assert calls and not written
+
+
+def test_moments_of_another_shape_are_refused_until_they_are_forgotten():
+    class Own(MLPQ):
+        pass
+
+    for on in (True, False):
+        for size in (1, 3, 300):
+            task = made(DQN, dict(target_period=0), model=Own, on=on)
+            task.learn(rows(16, task))
+            first, second, *_ = task.algorithm.model.net.layers
+            torch.manual_seed(0)
+            first.weight.data, first.bias.data = torch.randn(size, 4), torch.zeros(size)
+            second.weight.data = torch.randn(16, size)
+            with pytest.raises(ValueError, match=rf"shape \({size}, 4\) has moments of \(16, 4\).*del"):
+                task.learn(rows(16, task))
+            with pytest.raises(ValueError, match="moments of"):
+                task.learn(rows(16, task))
+            for parameter in (first.weight, first.bias, second.weight):
+                del task.optimizer.state[parameter]
+            task.learn(rows(16, task))
+            assert all(state["exp_avg"].shape == p.shape for p, state in task.optimizer.state.items())
