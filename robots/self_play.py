@@ -101,6 +101,10 @@ class VersionPool(Hook):
         self.old, self.task, self.every = tuple(old), task, every
         self._seen: WeakKeyDictionary[object, int] = WeakKeyDictionary()  # by the learning task, for robots may share the hook
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """A copy in another process has seen no robot."""
+        return type(self), (self.old, self.task, self.every)
+
     def pre_experiment(self, robot: RunPort) -> None:
         self._seen[robot.tasks[self.task]] = robot.episodes
         if not robot.tasks[self.task].learns:  # ratings stay, for games may have been played
@@ -174,9 +178,15 @@ class SelfPlayAgent(TurnAgent):
             raise ValueError(f"SelfPlayAgent: latest is {latest}; expected a probability")
         self.old, self.task, self.latest = tuple(old), task, latest
         self.seat, self.opponent = "", task
+        self._held: tuple[str, str] | None = None  # both, of an episode that is held while others are played
 
     def run_one_episode(self) -> None:
-        if self.env.carried.held is None or not self.seat:
+        holds = self.env.carried.held is not None
+        if holds and self.quota.episodes is None and (self._held or self.seat):  # that episode goes on now
+            self.seat, self.opponent = self._held or (self.seat, self.opponent)
+            self._held = None
+        else:
+            self._held = self._held or (self.seat, self.opponent) if holds and self.seat else None
             self._draw()
         super().run_one_episode()
 
@@ -188,7 +198,8 @@ class SelfPlayAgent(TurnAgent):
 
     def state_dict(self) -> State:
         """Return the state of an `Agent`, and who plays whom in the episode that is open."""
-        return {**super().state_dict(), "seat": self.seat, "opponent": self.opponent}
+        seat, opponent = self._held or (self.seat, self.opponent)
+        return {**super().state_dict(), "seat": seat, "opponent": opponent}
 
     def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave; raises as `Agent.load_state_dict`. Of players or tasks that are not there, both are
@@ -197,6 +208,7 @@ class SelfPlayAgent(TurnAgent):
         seat, opponent = state.get("seat"), state.get("opponent")
         known = seat in self.env.players and opponent in (self.task, *self.old)
         self.seat, self.opponent = (str(seat), str(opponent)) if known else ("", self.task)
+        self._held = None
 
     def actor(self, player: str) -> AgentHelper:
         return self.helpers[self.task if player == self.seat else self.opponent, player]

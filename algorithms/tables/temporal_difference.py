@@ -61,10 +61,16 @@ class QLearning(Algorithm):
             self.window = replace(self.window, fields=(*self.window.fields, "step"))
 
     def epsilon_of(self, step: Any) -> Any:
-        """Return the ε by which acts of these numbers were chosen, [N] or one, as explorers count them; None: there is no
-        schedule."""
+        """Return the ε by which acts of these numbers were chosen, [N] or one, as explorers count them.
+
+        Raises:
+            ValueError: there is a schedule, and `step` is None.
+        """
         if not callable(self.epsilon):
             return self.epsilon
+        if step is None:
+            raise ValueError(f"{type(self).__name__}: rows have no `step`, the number of the agent's act, by which the schedule "
+                             "of epsilon is read; let a helper make the rows, give them one, or give epsilon as a number")
         return np.array([self.epsilon(one) for one in step.tolist()]) if np.ndim(step) else self.epsilon(int(step))
 
     def row_learner(self) -> TableRow | None:

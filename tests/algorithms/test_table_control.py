@@ -248,6 +248,13 @@ def test_targets_read_the_epsilon_by_which_their_rows_were_acted():
     assert learned(MonteCarlo, cut, epsilon=lambda n: 1.0 / n).table[2, 1] == pytest.approx(0.5 * 0.5 * (0.25 * 2.5 + 0.75 * 4))
 
 
+def test_rows_without_the_number_of_their_act_have_no_epsilon_of_a_schedule():
+    algorithm = ExpectedSARSA(QTable(gym.spaces.Discrete(3), gym.spaces.Discrete(2)), epsilon=Linear(1.0, 0.0, 10))
+    row = Batch(obs=np.array([0]), act=np.array([1]), rew=np.ones(1), obs_next=np.array([1]), terminated=np.array([False]))
+    with pytest.raises(ValueError, match="ExpectedSARSA: rows have no `step`.*let a helper make the rows"):
+        algorithm.learn(row)
+
+
 @pytest.mark.parametrize(("kind", "helper", "options"), [
     (ExpectedSARSA, OnlineHelper, {}), (ExpectedSARSA, partial(OnPolicyHelper, unroll=4), {}), (MonteCarlo, EpisodicHelper, {}),
     (NStepQ, OnlineHelper, dict(target="expected"))])

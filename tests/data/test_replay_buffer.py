@@ -583,6 +583,13 @@ def test_lanes_that_do_not_exist():
     assert len(buffer) == 0
 
 
+def test_a_first_row_of_no_lane_lays_out_no_fields():
+    buffer = ReplayBuffer(8, n_lanes=2)
+    with pytest.raises(ValueError, match="there is no lane 2"):
+        buffer.add({"obs": np.zeros((1, 2)), "act": [0], "rew": [1.0], "terminated": [False], "truncated": [False]}, [2])
+    assert not buffer.specs and len(buffer) == 0
+
+
 def test_push_needs_fields():
     buffer = ReplayBuffer(3)
     with pytest.raises(ValueError, match=r"allocate\(specs\)"):

@@ -1,5 +1,6 @@
 """Self-play against older selves: what is kept, who plays, ratings by hand numbers, and exact resume; numbers by player."""
 
+import pickle
 from functools import partial
 
 import numpy as np
@@ -134,8 +135,33 @@ def test_an_episode_that_goes_on_after_a_checkpoint_has_the_same_seat_and_oppone
             first = []
             robot.run(6, StageHook(Stage.PRE_EPISODE, lambda agent, first=first: first.append(
                 (agent.index, agent.seat, agent.opponent))))
-            for index, *who in first[:6]:
-                assert not open_then[index] or tuple(who) == before[index]
+            began = {index: (seat, opponent) for index, seat, opponent in reversed(first)}  # of each agent the first
+            assert began and all(began[i] == before[i] for i in began if open_then[i])
+
+
+def test_episodes_that_are_played_while_one_is_held_draw_their_own_seats(tmp_path):
+    """Whole episodes are collected beside one that a checkpoint holds; that one goes on afterwards, as it began."""
+    seen = []
+    note = StageHook(Stage.PRE_EPISODE, lambda agent: seen.append((agent.index, (agent.seat, agent.opponent))))
+    with robot_of(agent={}, n_agents=2, seed=3, hooks=[note]) as robot:
+        robot.run(25)
+        robot.save(tmp_path / "mid")
+        held = {agent.index: (agent.seat, agent.opponent) for agent in robot.agents if agent.env.carried.held is not None}
+        seen.clear()
+        robot.collect(n_episode=40)
+        assert held and len({who for index, who in seen if index in held}) > 3
+        robot.save(tmp_path / "later")
+        seen.clear()
+        robot.run(6)
+        assert all(next(who for index, who in seen if index == one) == who for one, who in held.items())
+    with robot_of(agent={}, n_agents=2, seed=3) as other:
+        other.load(tmp_path / "later")
+        assert {agent.index: (agent.seat, agent.opponent) for agent in other.agents if agent.index in held} == held
+
+
+def test_a_pool_may_be_pickled():
+    copy = pickle.loads(pickle.dumps(VersionPool(OLD, every=7)))
+    assert (copy.old, copy.task, copy.every) == (OLD, "RL", 7)
 
 
 def test_robots_may_share_a_pool():

@@ -220,6 +220,8 @@ class ReplayBuffer(Lanes):
         given = GivenRows(batch, dict(leaves(batch, "", loose=True)), len(into), not one)
         specs = given.declare(self, self.specs, self.rew_dtype)
         columns = given.columns(specs)
+        if (wrong := into[(into < 0) | (into >= self.n_lanes)]).size:  # before fields are laid out
+            raise self._no_lane(wrong[0])
         self.use_fields(specs, given.empty_groups())
         return self._counted(into, self._store(into, rows := tuple(columns.values())), rows)
 
