@@ -40,11 +40,16 @@ cdef extern from "physics.h" nogil:
         int actions
     const Physics PHYSICS[]
     int64_t first_above(const double*, int64_t, double) noexcept
+    ctypedef struct TypeObject "PyTypeObject":
+        unsigned int tp_version_tag
 
 import_array()
 import_ufunc()
 
 COLUMNS = CONSTANTS
+
+cdef enum:
+    WATCHED = 8
 
 cpdef enum Kind:  # physics.h has the same order
     CARTPOLE, PENDULUM, MOUNTAIN_CAR, MOUNTAIN_CAR_CONTINUOUS, ACROBOT, TABLE
@@ -79,17 +84,19 @@ cdef class Table:
         first: [states · actions + 1] int64, where the outcomes of a pair begin. start: [states] float64, sums of the distribution.
         sums, chance, reward: [outcomes] float64; sums are of one pair each. to: [outcomes] int64. ends: [outcomes] uint8.
         masks: [states, actions] int8, shown as `action_mask`; or None.
+        whole: A reset shows `prob` as an integer.
     """
 
     cdef readonly int64_t states, actions
     cdef readonly ndarray first, start, sums, chance, reward, to, ends
     cdef readonly object masks
+    cdef readonly bint whole
 
     def __init__(self, ndarray first, ndarray start, ndarray sums, ndarray chance, ndarray reward, ndarray to, ndarray ends,
-                 object masks):
+                 object masks, bint whole=False):
         self.states, self.actions = len(start), (len(first) - 1) // len(start)
         self.first, self.start, self.sums, self.chance, self.reward = first, start, sums, chance, reward
-        self.to, self.ends, self.masks = to, ends, masks
+        self.to, self.ends, self.masks, self.whole = to, ends, masks, whole
 
 
 # ------------------------------------------------------------------------------------------------------------- the batch
@@ -123,7 +130,10 @@ cdef class Steps:
     cdef Table table
     cdef list generators
     cdef bitgen_t** bits
+    cdef tuple classes
+    cdef unsigned int[WATCHED] tags  # of the classes
     cdef int kind, mode, actions
+    cdef int64_t begun  # resets of the last step
     cdef bint copy
     cdef int64_t width, row  # numbers and bytes of an observation
 
@@ -136,7 +146,7 @@ cdef class Steps:
         self.actions = table.actions if kind == TABLE else PHYSICS[kind].actions
         self.state, self.tried, self.constants = np.zeros((n, 4)), np.zeros((n, 4)), np.zeros((n, COLUMNS))
         self.steps, self.limits, self.over = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.uint8)
-        self.generators = [None] * n
+        self.generators, self.classes = [None] * n, ()
         self.bits = <bitgen_t**>calloc(n, sizeof(bitgen_t*))
         if self.bits == NULL:
             raise MemoryError
@@ -151,6 +161,28 @@ cdef class Steps:
         bits = generator.bit_generator
         self.bits[i] = <bitgen_t*>PyCapsule_GetPointer(bits.capsule, "BitGenerator")
         self.generators[i] = bits  # it owns them
+
+    def watch(self, tuple classes):
+        """No step is made any more once one of these classes, or a base of one, is changed. Python numbers the versions of a class
+        for its own caches of attributes. False: one of them has no number, or they are too many."""
+        cdef Py_ssize_t j
+        if len(classes) > WATCHED:
+            return False
+        self.classes = classes
+        for j in range(len(classes)):
+            getattr(classes[j], "step", None)  # a class gets its number when an attribute is looked up
+            self.tags[j] = (<TypeObject*>classes[j]).tp_version_tag
+            if self.tags[j] == 0:
+                return False
+        return True
+
+    cpdef bint changed(self):
+        """Return whether a class that is watched has been changed."""
+        cdef Py_ssize_t j
+        for j in range(len(self.classes)):
+            if (<TypeObject*>self.classes[j]).tp_version_tag != self.tags[j]:
+                return True
+        return False
 
     def take(self, object actions):
         """Copy actions into their column; False: they are no array of just that type and shape, so somebody else must."""
@@ -185,7 +217,9 @@ cdef class Steps:
 
     def step(self):
         """One step with the actions in their column: the five values of a vector environment; None, and nothing is changed: an
-        action does not exist, a number is none, or an episode is over and resets are the caller's."""
+        action does not exist, a number is none, a class was changed, or an episode is over and resets are the caller's."""
+        if self.changed():
+            return None
         cdef npy_intp[2] shape
         cdef npy_intp n = self.n
         cdef bint tabular = self.kind == TABLE
@@ -217,26 +251,31 @@ cdef class Steps:
         if ended and self.mode == SAME_STEP:
             self.tell_ends(info, &out, last_chance)
         if tabular:
+            if self.begun == n and self.table.whole:
+                chance = np.ones(n, np.int64)
             info["prob"], info["_prob"] = chance, every(n)
             if self.table.masks is not None:
                 info["action_mask"], info["_action_mask"] = self.table.masks[obs], every(n)
         return obs if self.copy else self.obs, rew, terminated, truncated, info
 
     def begin_some(self, ndarray mask):
-        """Begin an episode in each environment of a mask, [n] bool; return their infos."""
+        """Begin an episode in each environment of a mask, [n] bool; return their infos. None, and nothing is changed: a class
+        was."""
         cdef int64_t i
         cdef const uint8_t* wanted = <const uint8_t*>PyArray_DATA(mask)
         cdef double* states = <double*>PyArray_DATA(self.state)
         cdef char* obs = <char*>PyArray_DATA(self.obs)
         if len(mask) != self.n:
             raise IndexError(f"Steps: a mask of {len(mask)}; there are {self.n} environments")
+        if self.changed():
+            return None
         for i in range(self.n):
             if wanted[i]:
                 self.begin(i, states + 4 * i, obs + self.row * i)
                 (<uint8_t*>PyArray_DATA(self.terminated))[i] = (<uint8_t*>PyArray_DATA(self.truncated))[i] = False
         if self.kind != TABLE:
             return {}
-        info = {"prob": mask.astype(np.float64), "_prob": mask.copy()}
+        info = {"prob": mask.astype(np.int64 if self.table.whole else np.float64), "_prob": mask.copy()}
         if self.table.masks is not None:
             info["action_mask"] = np.where(mask[:, None], self.table.masks[self.obs], np.int8(0))
             info["_action_mask"] = mask.copy()
@@ -298,6 +337,7 @@ cdef class Steps:
         cdef char* final = <char*>PyArray_DATA(self.final)
         cdef char* obs
         cdef bint cut, ends
+        self.begun = 0
         for i in range(self.n):
             obs = out.obs + row * i
             if over[i]:  # NEXT_STEP
@@ -327,6 +367,7 @@ cdef class Steps:
 
     cdef void begin(self, int64_t i, double* state, char* obs) noexcept nogil:
         cdef bitgen_t* bits = self.bits[i]
+        self.begun += 1
         (<int64_t*>PyArray_DATA(self.steps))[i] = 0
         (<uint8_t*>PyArray_DATA(self.over))[i] = RUNS
         if self.kind == TABLE:

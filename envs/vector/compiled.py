@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -36,12 +37,14 @@ class Class(NamedTuple):
         constants: Attributes that are numbers, in the order of the kernel's columns.
         fixed: Attributes, and what the compiled steps stand on.
         size: Numbers of its state; 0: it has a table.
+        whole: Its resets show `prob` as an integer.
     """
 
     kind: Kind
     constants: tuple[str, ...] = ()
     fixed: tuple[tuple[str, Any], ...] = ()
     size: int = 0
+    whole: bool = True
 
 
 _CAR = ("min_position", "max_position", "max_speed", "goal_position", "goal_velocity")
@@ -59,7 +62,7 @@ CLASSES = {
         "MAX_VEL_2"), (("book_or_nips", "book"), ("torque_noise_max", 0.0), ("AVAIL_TORQUE", [-1.0, 0.0, 1.0])), 4),
     _TEXT + "frozen_lake.FrozenLakeEnv": Class(Kind.TABLE),
     _TEXT + "cliffwalking.CliffWalkingEnv": Class(Kind.TABLE),
-    _TEXT + "taxi.TaxiEnv": Class(Kind.TABLE, (), (("fickle_passenger", False), ("fickle_step", False))),
+    _TEXT + "taxi.TaxiEnv": Class(Kind.TABLE, (), (("fickle_passenger", False), ("fickle_step", False)), whole=False),
 }
 BOUNDS = 6
 """Columns of constants for what `ActionBounds` does, in kinds that have actions which are numbers; they come first."""
@@ -68,6 +71,10 @@ BOUNDED = (Kind.PENDULUM, Kind.MOUNTAIN_CAR, Kind.MOUNTAIN_CAR_CONTINUOUS)
 LIMITS: dict[type, tuple[str, str]] = {
     TimeLimit: ("elapsed", "max_steps"), gym.wrappers.TimeLimit: ("_elapsed_steps", "_max_episode_steps")}
 """Time limits: their attributes with the steps of the episode, and the most there may be."""
+MUTABLE = (dict, list, np.ndarray)
+"""Types of the values of an environment that it reads again, and others may change."""
+RENEWED = ("state", "np_random")
+"""Attributes that may be in other hands: each step makes a new state, and the kernel draws from the same generator."""
 PULL = 0.0025
 """The gravity of MountainCarContinuous, which is no attribute."""
 
@@ -112,6 +119,14 @@ def parts_of(env: Any) -> EnvParts | None:
     return EnvParts(one, entry, bounds, limit, steps, most)
 
 
+def layers_of(env: Any) -> Iterator[Any]:
+    """The outermost wrapper first, the bare environment last."""
+    while isinstance(env, gym.Wrapper):
+        yield env
+        env = env.env
+    yield env
+
+
 def _has_own_methods(env: Any) -> bool:
     return any(callable(value) and callable(getattr(type(env), name, None)) for name, value in vars(env).items())
 
@@ -144,8 +159,8 @@ def constants_of(parts: EnvParts) -> Array | None:
     return row if np.isfinite(row).all() else None
 
 
-def table_of(bare: Any) -> Table:
-    """The table of an environment of toy text. Raises ValueError: it leads out of its states."""
+def table_of(bare: Any, whole: bool = False) -> Table:
+    """The table of an environment of toy text; `whole` as in `Class`. Raises ValueError: it leads out of its states."""
     pairs = [bare.P[s][a] for s in range(len(bare.P)) for a in range(len(bare.P[s]))]
     first = np.cumsum([0, *map(len, pairs)])
     outcomes = [outcome for pair in pairs for outcome in pair]
@@ -153,7 +168,7 @@ def table_of(bare: Any) -> Table:
     chance, to, reward, ends = ([outcome[j] for outcome in outcomes] for j in range(4))
     masks = np.array([bare.action_mask(s) for s in range(len(bare.P))]) if hasattr(bare, "action_mask") else None
     table = Table(first, np.cumsum(bare.initial_state_distrib), sums, np.array(chance, np.float64), np.array(reward, np.float64),
-                  np.array(to, np.int64), np.array(ends, np.uint8), masks)
+                  np.array(to, np.int64), np.array(ends, np.uint8), masks, whole)
     n = len(bare.P)
     if not ((0 <= table.to) & (table.to < n)).all() or not np.isfinite(table.reward).all() or len(pairs) % n or min(
             map(len, pairs)) < 1 or len(table.start) != n:
@@ -177,13 +192,14 @@ class CompiledSteps:
         group: Of environments that `compiled_steps` has looked at.
         columns: Of these environments.
         kernel: With the same columns.
+        tables: Objects that make up the table of each environment, which the kernel has read once; () each: they have none.
 
     Attributes:
         leads: The environments do not know of the last steps.
     """
 
-    def __init__(self, group: Group, columns: Columns, kernel: Steps) -> None:
-        self.group, self.columns, self.kernel = group, columns, kernel
+    def __init__(self, group: Group, columns: Columns, kernel: Steps, tables: list[tuple[Any, ...]]) -> None:
+        self.group, self.columns, self.kernel, self._tables = group, columns, kernel, tables
         self._moved = self.leads = False
         self._steps, self._short = WORTH, 0  # since the last load; loads in a row after too few of them
         self._parts: list[EnvParts] = []
@@ -196,7 +212,10 @@ class CompiledSteps:
             return False
         found = [parts_of(env) for env in self.group.envs]
         self._parts = [parts for parts in found if parts is not None]
-        if len(self._parts) < self.kernel.n:
+        if len(self._parts) < self.kernel.n or self.kernel.changed():
+            return False
+        if any(now is not then for parts, table in zip(self._parts, self._tables, strict=True)
+               for now, then in zip(table_parts(parts), table, strict=True)):
             return False
         if not all(load_row(self.kernel, k, parts, self.group.progress) for k, parts in enumerate(self._parts)):
             return False
@@ -217,14 +236,15 @@ class CompiledSteps:
             self._steps += 1
         return out
 
-    def begin(self, mask: Array) -> dict[str, Any]:
+    def begin(self, mask: Array) -> dict[str, Any] | None:
         """Begin an episode in each environment of a mask, [n] bool, while it leads; observations are in their column.
 
         Returns:
-            Infos, as gymnasium joins them.
+            Infos, as gymnasium joins them. None: nothing has been done, as in `step`.
         """
-        self._moved = True
-        return self.kernel.begin_some(mask)
+        infos = self.kernel.begin_some(mask)
+        self._moved |= infos is not None
+        return infos
 
     def settle(self) -> bool:
         """Give the environments their state, and return whether there were steps that they did not know of."""
@@ -247,9 +267,7 @@ def load_row(kernel: Steps, k: int, parts: EnvParts, progress: EnvProgress) -> b
         state: Any = [bare.s]
     else:
         state = np.asarray(bare.state)
-        if state.shape != (entry.size,) or not np.isfinite(state).all():
-            return False
-        if entry.kind is Kind.MOUNTAIN_CAR_CONTINUOUS and state.dtype != (np.float32 if steps else np.float64):
+        if state.shape != (entry.size,) or not np.isfinite(state).all() or not _has_its_type(bare.state, entry.kind, bool(steps)):
             return False
         if entry.kind is Kind.CARTPOLE and bare.steps_beyond_terminated is not None:
             if not progress.over[k] or bare.steps_beyond_terminated:
@@ -260,6 +278,22 @@ def load_row(kernel: Steps, k: int, parts: EnvParts, progress: EnvProgress) -> b
     kernel.steps[k], kernel.limits[k], kernel.over[k] = steps, parts.most, over
     kernel.draw_from(k, bare.np_random)
     return True
+
+
+def _has_its_type(state: Any, kind: Kind, moved: bool) -> bool:
+    """Return whether a state has the type of the environment's own: with others NumPy computes otherwise. MountainCar takes any
+    Python numbers, for each step makes NumPy's of them; a state of Acrobot is changed to float64 at once."""
+    if type(state) is np.ndarray:
+        if kind is Kind.ACROBOT:
+            return state.dtype in (np.float32, np.float64)
+        return bool(state.dtype == (np.float32 if kind is Kind.MOUNTAIN_CAR_CONTINUOUS and moved else np.float64))
+    types = (np.float64, float, int) if kind is Kind.MOUNTAIN_CAR else (np.float64,)
+    return not (kind is Kind.MOUNTAIN_CAR_CONTINUOUS and moved) and all(type(number) in types for number in state)
+
+
+def table_parts(parts: EnvParts) -> tuple[Any, ...]:
+    """Return the objects that the kernel's table has been read from."""
+    return (parts.bare.P, parts.bare.initial_state_distrib) if parts.entry.kind is Kind.TABLE else ()
 
 
 def settle_row(kernel: Steps, k: int, parts: EnvParts, progress: EnvProgress, act: Array) -> None:
@@ -282,20 +316,49 @@ def settle_row(kernel: Steps, k: int, parts: EnvParts, progress: EnvProgress, ac
         bare.state = tuple(bare.state)
 
 
+def may_change(name: str, values: Iterable[Any]) -> bool:
+    """Return whether values of an attribute of this name could be changed by who holds them, and environments do otherwise
+    then."""
+    return name not in RENEWED and not all(map(_is_plain, values))
+
+
+def _is_plain(value: Any) -> bool:
+    return value is None or type(value) in (bool, int, float, str) or isinstance(value, np.generic) or (
+        type(value) is tuple and all(map(_is_plain, value)))
+
+
+class _Alone:
+    """Is referred to by nobody else."""
+
+
 def held_elsewhere(envs: list[Any]) -> bool:
-    """Return whether anything but this list and its own wrapper refers to one of these environments."""
-    alone = _references([object()], 0)
-    return any(count > alone[0] for i in range(len(envs)) for count in _references(envs, i))
+    """Return whether anything but this list and its own wrapper refers to one of these environments, or to a part of one that may
+    be changed."""
+    alone, alone_part = _references([_Alone()], 0)[0], next(_part_references({0: []}))
+    for i in range(len(envs)):
+        if any(count > least for counts in _references(envs, i) for count, least in zip(counts, alone, strict=True)):
+            return True
+        *_, bare = layers_of(envs[i])
+        if any(count > alone_part for count in _part_references(vars(bare))):
+            return True
+    return False
 
 
-def _references(envs: list[Any], i: int) -> list[int]:
-    """Count the references to an environment of a list, and to each one inside of it."""
-    counts = [sys.getrefcount(envs[i])]
-    one = envs[i]
-    while isinstance(one, gym.Wrapper):
-        counts.append(sys.getrefcount(one.env))
-        one = one.env
-    return counts
+def _references(envs: list[Any], i: int) -> list[tuple[int, int, int]]:
+    """Count the references to each layer of an environment of a list, to its attributes, and the weak ones."""
+    return [(sys.getrefcount(layer), sys.getrefcount(vars(layer)), weakref.getweakrefcount(layer))
+            for layer in layers_of(envs[i])]
+
+
+def _part_references(value: dict[Any, Any] | list[Any]) -> Iterator[int]:
+    """Count the references to all mutable values in a dict or a list, and in these."""
+    for part in value.values() if isinstance(value, dict) else value:
+        if isinstance(part, MUTABLE):
+            yield sys.getrefcount(part)
+            if not isinstance(part, np.ndarray):
+                yield from _part_references(part)
+            elif (base := part.base) is not None:  # of other views, too
+                yield sys.getrefcount(base)
 
 
 def compiled_steps(group: Group, columns: Columns, mode: AutoresetMode, copied: bool) -> CompiledSteps | None:
@@ -306,38 +369,45 @@ def compiled_steps(group: Group, columns: Columns, mode: AutoresetMode, copied: 
     Args:
         columns: Into which they write. mode: Of their automatic resets. copied: Whether observations are copies.
     """
-    if held_elsewhere(group.envs):
-        return None
-    found = [parts_of(env) for env in group.envs]
-    first = found[0]
-    if first is None or any(parts is None or parts.entry.kind is not first.entry.kind or constants_of(parts) is None
-                            for parts in found):
-        return None
     table = None
     try:
+        if any(parts_of(env) is None for env in group.envs) or held_elsewhere(group.envs):
+            return None
+        found = [parts for env in group.envs if (parts := parts_of(env)) is not None]
+        first = found[0]
+        if any(parts.entry.kind is not first.entry.kind or constants_of(parts) is None for parts in found):
+            return None
         if first.entry.kind is Kind.TABLE:
-            table, *others = [table_of(parts.bare) for parts in found if parts is not None]
+            table, *others = [table_of(parts.bare, parts.entry.whole) for parts in found]
             if not all(same_table(table, other) for other in others):
                 return None
-        if not agrees(first.bare, first.entry, table):
+        stacks = {tuple(map(type, layers_of(env))): env for env in group.envs}
+        if not all(agrees(env, table) for env in stacks.values()):
             return None
     except Exception:  # noqa: BLE001 - whatever another version of gymnasium does is told by the environments themselves
         return None
     kernel = Steps(first.entry.kind, MODES[mode], copied, columns.obs[0], columns.final[0], columns.act[0], columns.rew,
                    columns.terminated, columns.truncated, table)
-    return CompiledSteps(group, columns, kernel)
+    if not kernel.watch(tuple({each for stack in stacks for each in stack})):
+        return None
+    return CompiledSteps(group, columns, kernel, [table_parts(parts) for parts in found])
 
 
-def agrees(bare: Any, entry: Class, table: Table | None) -> bool:
-    """Return whether an environment and the kernel give the same for one seed and the same actions. The environment stays as it
-    is."""
-    env, rng = copy.copy(bare), np.random.default_rng(0)
+def agrees(env: Any, table: Table | None) -> bool:
+    """Return whether an environment that `parts_of` knows and the kernel give the same for one seed and the same actions. The
+    environment stays as it is."""
+    env, rng = _copy_of(env), np.random.default_rng(0)
+    parts = parts_of(env)
+    if parts is None:
+        return False
+    if parts.limit is not None:
+        setattr(parts.limit, LIMITS[type(parts.limit)][1], EPISODE)
     discrete = isinstance(env.action_space, spaces.Discrete)
     act = np.zeros(1, np.int64) if discrete else np.zeros((1, 1), np.float32)
     obs = np.zeros((1, *env.observation_space.shape), np.int64 if table is not None else np.float32)
-    rew, end, cut = np.zeros(1), np.zeros(1, bool), np.zeros(1, bool)
-    kernel = Steps(entry.kind, Mode.NEXT_STEP, True, obs, obs.copy(), act, rew, end, cut, table)
-    constants = constants_of(EnvParts(env, entry, None, None, "", 0))
+    flags = np.zeros(1, bool), np.zeros(1, bool)
+    kernel = Steps(parts.entry.kind, Mode.NEXT_STEP, True, obs, obs.copy(), act, np.zeros(1), *flags, table)
+    constants = constants_of(parts)
     if constants is None or obs.dtype != env.observation_space.dtype:
         return False
     kernel.constants[0], kernel.limits[0], kernel.over[0] = constants, EPISODE, End.CUT
@@ -350,14 +420,24 @@ def agrees(bare: Any, entry: Class, table: Table | None) -> bool:
         if out is None:
             return False
         ours, rew, terminated, truncated, info = out
+        cut = bool(expected[3]) if not over and parts.limit is not None else truncated[0]
         shown = {name: value[0] for name, value in info.items() if not name.startswith("_")}
         if not np.array_equal(ours[0], expected[0]) or not _same(shown, expected[-1]):
             return False
-        if not over and (rew[0], terminated[0]) != (float(expected[1]), bool(expected[2])):
+        if not over and (rew[0], terminated[0], truncated[0]) != (float(expected[1]), bool(expected[2]), cut):
             return False
         over = bool(terminated[0] or truncated[0])
     return True
 
 
+def _copy_of(env: Any) -> Any:
+    """An environment like it, with layers of its own."""
+    other = copy.copy(env)
+    if isinstance(env, gym.Wrapper):
+        other.env = _copy_of(env.env)
+    return other
+
+
 def _same(a: dict[str, Any], b: dict[str, Any]) -> bool:
-    return a.keys() == b.keys() and all(np.array_equal(a[name], b[name]) for name in a)
+    return a.keys() == b.keys() and all(
+        np.array_equal(a[name], b[name]) and np.asarray(a[name]).dtype == np.asarray(b[name]).dtype for name in a)

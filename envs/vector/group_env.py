@@ -12,7 +12,7 @@ from gymnasium.vector.utils import batch_space
 
 from parl_like.environment.value_check import BadOutput
 from parl_like.envs.vector.columns import ColumnLayout
-from parl_like.envs.vector.compiled import CompiledSteps, compiled_steps
+from parl_like.envs.vector.compiled import CompiledSteps, compiled_steps, may_change
 from parl_like.envs.vector.group import EnvFailed, GroupOptions, Reply
 from parl_like.envs.vector.host_pool import HostPool
 from parl_like.envs.vector.hosts import Host, InlineHost
@@ -65,9 +65,12 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
     def hosts(self) -> list[Host]:
         """The places of the environments, one for each group; none after `close`. Who asks may keep an environment, so these step
         by themselves from now on."""
+        self._end_compiled()
+        return self._pool.hosts
+
+    def _end_compiled(self) -> None:
         self._settle()
         self.compiled = None
-        return self._pool.hosts
 
     def _settle(self) -> None:
         """Give the environments what compiled steps have made of them."""
@@ -91,8 +94,7 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     def __getstate__(self) -> dict[str, Any]:
         """For copies, which may share environments with this one: all of them step by themselves from now on."""
-        self._settle()
-        self.compiled = None
+        self._end_compiled()
         return dict(vars(self))
 
     # ------------------------------------------------------------------------------------------------------------------ resets
@@ -124,7 +126,8 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
             raise ValueError(f"{self}: reset_mask is {mask!r}; expected an array ({n},) of bool with at least one True")
         if seed is None and not chosen and self.compiled is not None and self.compiled.leads:
             infos = self.compiled.begin(mask)
-            return self._observations(), infos
+            if infos is not None:
+                return self._observations(), infos
         if seed is None:
             seeds = [first if wanted else None for first, wanted in zip(self._first_seeds, mask.tolist(), strict=True)]
         else:
@@ -277,9 +280,11 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Attribute `name` of every environment, called where it can be; one value each."""
+        if self.compiled is not None and may_change(name, (*args, *kwargs.values())):
+            self._end_compiled()
         values = self._plain("call", dict.fromkeys(self._pool.everywhere, (name, args, kwargs)))
-        if any(isinstance(value, (gym.Env, dict)) for value in values):
-            self.compiled = None  # the caller has an environment in hand, or its table
+        if self.compiled is not None and may_change(name, values):
+            self._end_compiled()
         return tuple(values)
 
     def get_attr(self, name: str) -> tuple[Any, ...]:
@@ -295,6 +300,8 @@ class GroupVectorEnv(VectorEnv[Any, Any, Array]):
         each = list(values) if isinstance(values, (list, tuple)) else [values] * self.num_envs
         if len(each) != self.num_envs:
             raise ValueError(f"{self}: set_attr({name!r}) with {len(each)} values; expected {self.num_envs}")
+        if self.compiled is not None and may_change(name, each):
+            self._end_compiled()
         self._plain("set_attr", {g: (name, each[rows]) for g, rows in enumerate(self._pool.rows)})
 
     def render(self) -> tuple[Any, ...] | None:

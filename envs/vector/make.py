@@ -9,11 +9,12 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from gymnasium.spaces import Box, Discrete
 from gymnasium.vector import AutoresetMode, VectorEnv
 
 from parl_like.envs.make import Layers, make_env
 from parl_like.envs.vector.compiled import parts_of as known_parts
-from parl_like.envs.vector.group import AlreadyBatched, EnvFailed
+from parl_like.envs.vector.group import SPACES, AlreadyBatched, EnvFailed, Group
 from parl_like.envs.vector.group_env import GroupVectorEnv
 from parl_like.envs.vector.hosts import HOSTS, Host, InlineHost, ProcessHost, ThreadHost
 
@@ -118,24 +119,70 @@ def _passed(env: VectorEnv[Any, Any, Any], n: int | None, given: Sequence[str], 
     return env
 
 
-def together(envs: list[Any]) -> GroupVectorEnv | None:
+class EnvsCompiled(GroupVectorEnv):
+    """Environments that were there already, and take compiled steps; with the attributes of gymnasium's `SyncVectorEnv`."""
+
+    observation_mode = "same"
+
+    @property
+    def envs(self) -> list[Any]:
+        """The environments, which step by themselves from now on."""
+        hosts = self.hosts
+        return _group_of(hosts[0]).envs if hosts else []
+
+    @envs.setter
+    def envs(self, envs: list[Any]) -> None:
+        _group_of(self.hosts[0]).envs = envs
+
+    @property
+    def env_fns(self) -> list[Callable[[], Any]]:
+        """Functions that give them, as it were."""
+        return [partial(_itself, env) for env in self.envs]
+
+    @property
+    def note(self) -> str:
+        """The note of the first one, or no text; see `parl_like.environment.factory.note_of`."""
+        first = None if self.closed else _group_of(self._pool.hosts[0]).envs[0]
+        return str(first.get_wrapper_attr("note")) if first is not None and first.has_wrapper_attr("note") else ""
+
+
+def _group_of(host: Host) -> Group:
+    assert isinstance(host, InlineHost) and host.group is not None
+    return host.group
+
+
+def _itself(env: Any) -> Any:
+    return env
+
+
+def together(envs: list[Any]) -> EnvsCompiled | None:
     """Environments that are there already as one that takes compiled steps, and resets with the step that ends an episode; None:
     they take none, and stay as they are.
 
     Args:
         envs: Nobody else may hold one of them. The list is emptied where they are taken.
     """
-    if any(known_parts(env) is None for env in envs):
+    if any(known_parts(env) is None for env in envs) or not _alike(envs):
         return None
     kept = list(envs)
     del envs[:]
-    made = GroupVectorEnv(partial(kept.pop, 0), len(kept), InlineHost, 1, seed=None, mode=AutoresetMode.SAME_STEP,
-                          step_timeout=math.inf, start_timeout=math.inf, restart=False, copy=True)
+    made = EnvsCompiled(partial(kept.pop, 0), len(kept), InlineHost, 1, seed=None, mode=AutoresetMode.SAME_STEP,
+                        step_timeout=math.inf, start_timeout=math.inf, restart=False, copy=True)
     if made.compiled is None:
-        host = made.hosts[0]
-        envs += host.group.envs if isinstance(host, InlineHost) and host.group is not None else []
+        envs += made.envs
+        made.envs = []  # or else it closes them
+        made.close()
         return None
     return made
+
+
+def _alike(envs: list[Any]) -> bool:
+    """Return whether environments have equal spaces of one array each."""
+    for name in SPACES:
+        first, *others = [getattr(env, name) for env in envs]
+        if not isinstance(first, (Box, Discrete)) or any(other != first for other in others):
+            return False
+    return True
 
 
 def create_env(env_id: Any, n: int, *, layers: Layers | None = None, inline: bool = False, seed: int | None = None,

@@ -118,10 +118,10 @@ def _knowing(ids: Mapping[str, Any], modules: Sequence[str], source: object, **o
 
 def note_of(env: object) -> str:
     """The attribute `note` of an environment: a sentence about it for the record of a run. Wrappers are looked through, and of
-    several environments in this process the first is asked; empty: it says nothing."""
+    several environments in this process the first is asked, unless they say a text together; empty: it says nothing."""
     for _ in range(8):
         env = getattr(env, "unwrapped", env)
-        if isinstance(note := getattr(env, "note", ""), str) and note:
+        if isinstance(note := getattr(env, "note", None), str):
             return note
         env = getattr(env, "envs", None)
         env = env[0] if isinstance(env, (list, tuple)) and env else env
