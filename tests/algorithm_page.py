@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 import re
+import sys
 from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 
 import evidence
 
-from benchmarks import solvers
 from parl_like import Algorithm, algorithms
 from parl_like.lab import experiment as experiments
 from parl_like.lab import families
@@ -22,6 +22,8 @@ from parl_like.lab.yaml_text import dump_yaml
 from parl_like.learning import action_spaces
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.append(str(ROOT))  # behind everything: the package is the installed one
+solvers = import_module("benchmarks.solvers")
 PAGE = ROOT / "docs" / "algorithms.md"
 EXPERIMENTS = ROOT / "robots" / "experiments"
 HEAD = """# Algorithms

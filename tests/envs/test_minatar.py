@@ -1,5 +1,6 @@
 """The MinAtar games: scores of random play, sticky actions, seeds, and states that can be cloned."""
 
+import sys
 import textwrap
 from importlib.util import find_spec
 
@@ -48,6 +49,8 @@ def echo(tmp_path, monkeypatch):
     (tmp_path / "minatar" / "__init__.py").write_text("raise ImportError('no display')")
     (tmp_path / "minatar" / "environments" / "echo.py").write_text(textwrap.dedent(ECHO))
     monkeypatch.syspath_prepend(tmp_path)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "minatar"]:  # another test has imported the real one
+        monkeypatch.delitem(sys.modules, name)
     return lambda **options: MinAtar("echo", **options)
 
 
