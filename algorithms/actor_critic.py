@@ -14,7 +14,7 @@ import torch.nn.functional as F
 
 from parl_like.algorithms.unrolls import discounts, joined, normalized, sequences
 from parl_like.data.returns import gae, next_values
-from parl_like.learning._written import squared
+from parl_like.learning._written import squared, within
 from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Algorithm, Schedule, Window, value_of
 from parl_like.learning.array_prediction import gives
@@ -224,7 +224,8 @@ class A2C(ActorCritic):
         if (written := self.written(batch)) is None:
             return None
         advantage = float32_of(batch.advantage)
-        loss = -float(np.dot(written.policy.log_prob, advantage)) / len(advantage)
+        with np.errstate(over="ignore", invalid="ignore"):
+            loss = within(-float(np.dot(written.policy.log_prob, advantage)) / len(advantage))
         return self.written_loss(written, batch, loss, advantage / -len(advantage))
 
 

@@ -18,10 +18,16 @@ from libcpp.vector cimport vector
 
 import numpy as np
 import torch
+import torch.nn.modules.module as modules
 
 
 cdef extern from "Python.h":
     PyObject* PyTuple_GET_ITEM(tuple, Py_ssize_t)
+
+from cpython.pythread cimport (
+    NOWAIT_LOCK, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock, PyThread_release_lock, PyThread_type_lock,
+    WAIT_LOCK)
+
 
 cdef extern from "native.h" namespace "native" nogil:
     cdef struct Layer:
@@ -56,6 +62,10 @@ cdef extern from "native.h" namespace "native" nogil:
 
 cdef int LEVEL = 0
 cdef const Kernels* KERNELS = kernels_of(2, &LEVEL)
+cdef object TRACING = torch._C._get_tracing_state, COMPILING = torch.compiler.is_compiling
+cdef object CASTING = torch.is_autocast_enabled, MODES = torch._C._len_torch_dispatch_stack
+cdef tuple HOOKS = (modules._global_forward_hooks, modules._global_forward_pre_hooks, modules._global_backward_hooks,
+                    modules._global_backward_pre_hooks)
 cdef enum: CHUNK = 256  # rows of a forward pass that keeps nothing: their values stay in the cache
 cdef object FLOAT = torch.float32, STRIDED = torch.strided
 ACTIVATIONS = ("identity", "tanh", "relu", "silu")
@@ -121,7 +131,7 @@ cdef class Pass:
 cdef class Network:
     """The network that a `parl_like.learning.native.NetworkLayers` describes, on the memory of its parameters.
 
-    Its methods are called by one thread at a time, as all that reads parameters.
+    Several threads may compute with it; one waits for the other. Nobody changes the parameters meanwhile.
 
     Args:
         description: The layers.
@@ -142,6 +152,7 @@ cdef class Network:
     cdef cbool moved  # a parameter has other memory than the layers know
     cdef vector[long] outputs
     cdef Pass scratch, spare
+    cdef PyThread_type_lock lock  # of the panels, which all passes write
     cdef object flat, views
     cdef cbool packed
     cdef vector[float] before  # weights and biases of all layers when `forward` packed them; empty: it has not, or others have since
@@ -181,6 +192,9 @@ cdef class Network:
         self.shapes, self.moved = [tensor.shape for tensor in parameters], True
         measure(parameters, self.sizes)
         self.panels = room(total)
+        self.lock = PyThread_allocate_lock()
+        if self.lock == NULL:
+            raise MemoryError("a lock of a network")
         cdef float* at = self.panels
         cdef size_t i
         for i in range(self.layers.size()):
@@ -193,6 +207,14 @@ cdef class Network:
 
     def __dealloc__(self):
         give_back(self.panels)
+        if self.lock != NULL:
+            PyThread_free_lock(self.lock)
+
+    cdef void enter_alone(self) noexcept:
+        """Wait for the pass of another thread, if there is one. What follows calls no Python, or holds the interpreter."""
+        if not PyThread_acquire_lock(self.lock, NOWAIT_LOCK):
+            with nogil:
+                PyThread_acquire_lock(self.lock, WAIT_LOCK)
 
     def __reduce__(self):
         """A copy is one of the copied parameters."""
@@ -263,18 +285,23 @@ cdef class Network:
         if self.scratch is None or self.scratch.most < min(rows, CHUNK):
             self.scratch = Pass(self, min(max(rows, 16), CHUNK))
         out = [np.empty((rows, self.layers[i].n_out), np.float32) for i in self.outputs]
-        cdef cbool packed = self.packed and (unchanged or self.same())
-        if not packed:
-            self.note()
-        for begin in range(0, rows, CHUNK):
-            some = min(rows - begin, CHUNK)
-            self.enter(self.scratch, &x[begin, 0], some)
-            run_forward(KERNELS[0], self.layers.data(), self.scratch.values.data(), self.layers.size(), self.scratch.x, some,
-                        packed)
-            packed = True
-            for i in range(<long>self.outputs.size()):
-                self.leave(self.scratch, self.outputs[i], out[i], begin, some)
-        self.packed = packed or self.packed
+        cdef cbool packed
+        self.enter_alone()
+        try:
+            packed = self.packed and (unchanged or self.same())
+            if not packed:
+                self.note()
+            for begin in range(0, rows, CHUNK):
+                some = min(rows - begin, CHUNK)
+                self.enter(self.scratch, &x[begin, 0], some)
+                run_forward(KERNELS[0], self.layers.data(), self.scratch.values.data(), self.layers.size(), self.scratch.x, some,
+                            packed)
+                packed = True
+                for i in range(<long>self.outputs.size()):
+                    self.leave(self.scratch, self.outputs[i], out[i], begin, some)
+            self.packed = packed or self.packed
+        finally:
+            PyThread_release_lock(self.lock)
         return out
 
     def keep(self, const float[:, ::1] x not None):
@@ -289,17 +316,19 @@ cdef class Network:
         out = [np.empty((rows, self.layers[i].n_out), np.float32) for i in self.outputs]
         if rows:
             self.enter(kept, &x[0, 0], rows)
+        self.enter_alone()
         self.before.clear()
         with nogil:
             run_forward(KERNELS[0], self.layers.data(), kept.values.data(), self.layers.size(), kept.x, rows, False)
         self.packed = True
+        PyThread_release_lock(self.lock)
         for i in range(<long>self.outputs.size()):
             self.leave(kept, self.outputs[i], out[i], 0, rows)
         return out, kept
 
     cpdef cbool learns(self):
         """Return whether it is ready, and all its parameters take gradients that are put into them."""
-        if not self.ready() or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        if watched() or not self.ready() or not torch.is_grad_enabled() or torch.is_inference_mode_enabled():
             return False
         for parameter in self.parameters:
             if not learnable(parameter):
@@ -351,9 +380,11 @@ cdef class Network:
                 memcpy(d + r * ld, &one[r, 0], n_out * sizeof(float))
                 memset(d + r * ld + n_out, 0, (ld - n_out) * sizeof(float))
             wanted[i] = 1
+        self.enter_alone()
         with nogil:
             run_backward(KERNELS[0], self.layers.data(), kept.values.data(), self.layers.size(), kept.x,
                          kept.dx if to_input else NULL, rows, wanted.data(), to)
+        PyThread_release_lock(self.lock)
         result = None
         cdef float[:, ::1] dx
         if to_input:
@@ -424,6 +455,14 @@ def plain(tensor):
     """Return whether a tensor is dense float32 on the CPU, and its memory is its own and in order."""
     return (tensor.dtype is torch.float32 and tensor.layout is torch.strided and tensor.device.type == "cpu"
             and tensor.is_contiguous() and not tensor.is_neg() and not tensor.is_conj())
+
+
+cpdef cbool watched():
+    """Return whether torch records, casts or watches what this thread computes: then it has to compute it."""
+    for hooks in HOOKS:
+        if hooks:
+            return True
+    return TRACING() is not None or MODES() > 0 or COMPILING() or CASTING("cpu")
 
 
 def hooked(tensor):

@@ -6,6 +6,8 @@ import numpy.typing as npt
 Array = npt.NDArray[np.float32]
 Whole = npt.NDArray[np.int64]
 
+def within(x: float) -> float: ...
+
 class Categorical:
     log_prob: Array
     entropy: float

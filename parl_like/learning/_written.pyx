@@ -1,16 +1,22 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
 """Gradients of losses with respect to what networks give out, written out. Twins: the `learn` of the algorithms, by autograd.
 
-All arrays are float32 and C-contiguous; actions are int64. Sums are taken in double precision. NaN goes through to the loss.
+All arrays are float32 and C-contiguous; actions are int64. Sums are taken in double precision, and are infinite where
+float32 is too small for them, as torch's are. NaN goes through to the loss.
 """
 
-from libc.math cimport exp, expf, fabs, log, logf, log1p, sqrt, tanh
+from libc.math cimport exp, expf, fabs, isinf, log, logf, log1p, sqrt, tanh
 from libc.stdint cimport int64_t
 
 import numpy as np
 
 cdef double HALF_LOG_2PI = 0.91893853320467274
 cdef float ILLEGAL = -1e9  # what stands in the place of logits and values of illegal actions
+
+
+cpdef double within(double x) noexcept:
+    """Return a number, or infinity where float32 is too small for it."""
+    return <float>x if isinf(<float>x) else x
 
 
 cdef class Categorical:
@@ -196,11 +202,11 @@ def clipped(const float[::1] log_prob not None, const float[::1] old not None, c
     cdef float[::1] d = out
     for r in range(n):
         a, difference = (advantage[r] - mean) * scale, log_prob[r] - old[r]
-        ratio = exp(difference)
+        ratio = within(exp(difference))
         gain, most = ratio * a, (1.0 + clip if a >= 0.0 else 1.0 - clip) * a
         weight = gain
         if gain > most:
-            gain, weight = most, 0.0
+            gain, weight = most, 0.0 * ratio  # no number where ratio is infinite, as autograd has it
         elif gain == most:
             weight *= 0.5  # as autograd has it where two are equal
         if dual_clip > 0.0 and a < 0.0:
@@ -209,9 +215,9 @@ def clipped(const float[::1] log_prob not None, const float[::1] old not None, c
             elif gain == dual_clip * a:
                 weight *= 0.5
         d[r] = <float>(-weight * inverse)
-        loss -= gain
+        loss -= within(gain)
         kl += ratio - 1.0 - difference
-    return out, loss * inverse, kl * inverse
+    return out, within(within(loss) * inverse), within(within(kl) * inverse)
 
 
 def squared(const float[:, ::1] value not None, const float[::1] target not None, double factor, const float[::1] old,
@@ -234,7 +240,7 @@ def squared(const float[:, ::1] value not None, const float[::1] target not None
     for r in range(n):
         e = value[r, 0] - target[r]
         if old is None:
-            loss += e * e
+            loss += within(e * e)
             d[r, 0] = <float>(2.0 * weight * e)
             continue
         near, inside = value[r, 0] - old[r], 1.0
@@ -242,12 +248,12 @@ def squared(const float[:, ::1] value not None, const float[::1] target not None
             near, inside = clip if near > clip else -clip, 0.0
         f = old[r] + near - target[r]
         if e * e > f * f or inside == 1.0 or e != e:
-            loss += e * e
+            loss += within(e * e)
             d[r, 0] = <float>(2.0 * weight * e)
         else:
-            loss += f * f
+            loss += within(f * f)
             d[r, 0] = 0.0 if e * e < f * f else <float>(weight * e)
-    return out, loss / n
+    return out, within(within(loss) / n)
 
 
 def huber(const float[:, ::1] q not None, const int64_t[::1] act not None, const float[::1] target not None,
@@ -274,10 +280,10 @@ def huber(const float[:, ::1] q not None, const int64_t[::1] act not None, const
         e, w = q[r, act[r]] - target[r], 1.0 if weight is None else weight[r]
         mean += q[r, act[r]]
         error[r] = <float>fabs(e)
-        loss += w * (0.5 * e * e if fabs(e) < 1.0 else fabs(e) - 0.5)
+        loss += within(w * (0.5 * e * e if fabs(e) < 1.0 else fabs(e) - 0.5))
         if q[r, act[r]] > ILLEGAL or q[r, act[r]] != q[r, act[r]]:
             d[r, act[r]] = <float>(w / n * (e if fabs(e) < 1.0 else 1.0 if e > 0.0 else -1.0))
-    return out, loss / n, mean / n, errors
+    return out, within(within(loss) / n), within(within(mean) / n), errors
 
 
 def critics(list values not None, const float[::1] target not None, const float[::1] weight):
@@ -292,7 +298,7 @@ def critics(list values not None, const float[::1] target not None, const float[
     cdef long n = target.shape[0], r
     cdef const float[:, ::1] q
     cdef float[:, ::1] d
-    cdef double e, w, loss = 0.0
+    cdef double e, w, loss = 0.0, total
     errors, gradients = np.zeros(n, np.float32), []
     cdef float[::1] error = errors
     for one in values:
@@ -300,13 +306,16 @@ def critics(list values not None, const float[::1] target not None, const float[
         d = out
         if q.shape[0] != n or q.shape[1] != 1 or (weight is not None and weight.shape[0] != n):
             raise ValueError(f"critics: {q.shape[0]} × {q.shape[1]} values and {n} targets; expected as many of each")
+        total = 0.0
         for r in range(n):
             e, w = q[r, 0] - target[r], 1.0 if weight is None else weight[r]
+            total += within(w * within(e * e))
             loss += w * e * e
             d[r, 0] = <float>(2.0 * w * e / n)
             error[r] = error[r] if error[r] >= fabs(e) else <float>fabs(e)
         gradients.append(out)
-    return gradients, loss / n, errors
+        loss += <float>total if isinf(<float>total) else 0.0
+    return gradients, within(loss / n), errors
 
 
 def least(list values not None, double factor):

@@ -85,6 +85,7 @@ class FusedAdam(torch.optim.Adam):
                 members, gradients, moments, squares, [], counts, lr=group["lr"], beta1=beta1, beta2=beta2,
                 weight_decay=group["weight_decay"], eps=group["eps"], amsgrad=False, maximize=False, grad_scale=None,
                 found_inf=None)
+        torch._C._increment_version(members)  # so that a graph from before the step is refused
 
     step.hooked = True  # type: ignore[attr-defined]  # keeps Optimizer.__init__ from wrapping step in profiler hooks
 
@@ -109,6 +110,7 @@ class FusedAdam(torch.optim.Adam):
         beta1, beta2 = group["betas"]
         _native.adam(members, gradients, moments, squares, counts, self._counts, lr=group["lr"], beta1=beta1, beta2=beta2,
                      eps=group["eps"], weight_decay=group["weight_decay"])
+        torch._C._increment_version(members)
         return True
 
     def _gather(self, members: list[torch.Tensor]) -> None:

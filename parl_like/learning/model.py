@@ -39,7 +39,7 @@ from torch import nn
 from parl_like.learning.fixed_settings import Alias
 from parl_like.learning.layers import Brief, has_unbuilt, require_built
 from parl_like.learning.layers import sync as sync
-from parl_like.learning.native import Network, compute, float32_of
+from parl_like.learning.native import Network, compute, float32_of, watched
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array, Spec, nest, specs_of
 from parl_like.values.user_calls import guarded
@@ -96,7 +96,7 @@ class Model(nn.Module, metaclass=Brief):
         """Return what one of its native networks gives out for features and `more` beside them, [N, …] each; None: there is
         none, or torch has to compute it."""
         network = self.native.get(name)
-        if network is None or not network.ready():
+        if network is None or watched() or not network.ready():
             return None
         return compute(network, torch.cat([features, *more], -1) if more else features)
 

@@ -23,6 +23,8 @@ from parl_like.learning._native import Network as Network
 from parl_like.learning._native import Pass as Pass
 from parl_like.learning._native import learnable as learnable
 from parl_like.learning._native import plain as plain
+from parl_like.learning._native import watched as watched
+from parl_like.learning._written import within
 from parl_like.learning.layers import ACTIVATIONS as FUNCTIONS
 from parl_like.values.spec import Array
 
@@ -139,14 +141,14 @@ class WrittenLoss:
     """A loss whose gradient an algorithm has written out: it stands for a scalar tensor with a gradient.
 
     Args:
-        value: The loss.
+        value: The loss, which float32 has to hold, as a tensor's.
         write: Makes the gradients, and puts them into the parameters.
     """
 
     requires_grad, shape = True, ()
 
     def __init__(self, value: float, write: Callable[[], None]) -> None:
-        self.value, self.write = value, write
+        self.value, self.write = within(value), write
 
     def item(self) -> float:
         """Return the loss."""
@@ -246,7 +248,9 @@ def parts(network: Network, flat: Array) -> list[Tensor]:
 def compute(network: Network, x: Tensor) -> tuple[Tensor, ...] | None:
     """Return the outputs of a network that is ready for rows [N, n_in], with a gradient where torch keeps one; None: torch has to
     compute them itself."""
-    if x.ndim != 2 or x.dtype is not torch.float32 or not x.is_cpu or torch._C._functorch.is_functorch_wrapped_tensor(x):
+    if type(x) is not Tensor or x.ndim != 2 or x.dtype is not torch.float32 or not x.is_cpu:
+        return None
+    if torch._C._functorch.is_functorch_wrapped_tensor(x):
         return None
     if torch.is_grad_enabled():
         return NetworkNode.apply(network, x.contiguous(), *network.parameters)  # type: ignore[no-any-return, no-untyped-call]

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 
 import gymnasium
 import numpy as np
@@ -365,3 +366,50 @@ def test_rows_and_gradients_of_other_sizes_are_refused():
         network.backward(kept, [rows(3, 3)], np.zeros(network.size, np.float32))
     with pytest.raises(ValueError, match="room for 7"):
         network.backward(kept, [rows(3, 2)], np.zeros(7, np.float32))
+
+
+def test_threads_of_one_model_get_the_numbers_of_one():
+    model, x = MLPQ(*CARTPOLE, hidden=[60, 61]), torch.from_numpy(rows(2000, 4))
+    model.native = native.networks_of(model)
+    expected = model.q(x).detach()
+
+    def ask(i):
+        if i % 3 == 0:
+            with torch.no_grad():
+                return torch.equal(model.q(x[:7]), expected[:7])
+        q = model.q(x)
+        q.sum().backward()
+        return torch.equal(q, expected)
+
+    with ThreadPoolExecutor(3) as threads:
+        assert all(threads.map(ask, range(90)))
+
+
+class Asking(nn.Module):
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def forward(self, x):
+        return self.model.q(x)
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace:DeprecationWarning")
+def test_what_torch_records_casts_or_watches_it_computes():
+    model, x = MLPQ(*CARTPOLE), torch.from_numpy(rows(5, 4))
+    model.native = native.networks_of(model)
+    network = model.native["q"]
+    assert network.learns()
+    with torch.no_grad():
+        close(torch.jit.trace(Asking(model), x, check_trace=False)(2 * x), model.q(2 * x))
+        assert not network.learns()
+    with torch.inference_mode():
+        assert not network.learns()
+    with torch.autocast("cpu", torch.bfloat16):
+        assert model.q(x).dtype is torch.bfloat16 and not network.learns()
+    calls = []
+    handle = nn.modules.module.register_module_forward_hook(lambda module, *_: calls.append(type(module)))
+    model.q(x)
+    assert MLP in calls and not network.learns()
+    handle.remove()
+    assert network.learns()

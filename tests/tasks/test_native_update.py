@@ -344,3 +344,31 @@ def test_moments_of_another_shape_are_refused_until_they_are_forgotten():
                 del task.optimizer.state[parameter]
             task.learn(rows(16, task))
             assert all(state["exp_avg"].shape == p.shape for p, state in task.optimizer.state.items())
+
+
+@pytest.mark.parametrize(("algorithm", "of_model"), KINDS, ids=str)
+def test_losses_that_float32_does_not_hold_are_left_out_as_by_torch(algorithm, of_model):
+    for scale in (1e15, 1e18, 1e19, 1e20, 1e30, 1e38):
+        options = dict(normalize=False) if algorithm in (PPO, A2C) else {}
+        told = []
+        for task in kind_of(algorithm, of_model, options):
+            batch = rows(48, task)
+            batch["rew"] *= np.float32(scale)
+            task.learn(batch)
+            told.append((task.skipped, task.algorithm.updates))
+        assert told[0] == told[1], scale
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_a_graph_from_before_a_step_is_refused(on):
+    class Twice(DQN):
+        def learn(self, batch):
+            q = self.model.q(batch.obs)
+            yield {"loss": q.mean()}
+            yield {"loss": q.square().mean()}
+
+    task = made(Twice, {}, model=MLPQ, on=on)
+    versions = [p._version for p in task.algorithm.model.parameters()]
+    with pytest.raises(RuntimeError, match="changed between|inplace operation|second time"):
+        task.learn(rows(16, task))
+    assert all(p._version > v for p, v in zip(task.algorithm.model.parameters(), versions, strict=True))
