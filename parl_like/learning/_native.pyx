@@ -231,17 +231,19 @@ cdef class Network:
             watched = []
             for module in self.description.modules:
                 inner = [one for name, one in vars(module).items() if isinstance(one, dict)]
-                watched += [(one, tuple(one.values())) for one in (vars(module), *inner)]
-            held = {id(one) for _, values in watched for one in values}
+                watched += [(one, tuple(one.values()), type(module) if one is vars(module) else None)
+                            for one in (vars(module), *inner)]
+            held = {id(one) for _, values, _ in watched for one in values}
             for parameter in self.parameters:
                 if id(parameter) not in held:  # others are in their places for a while (torch.func)
                     return True
             self.watched = watched
-        for own, before in self.watched:
-            if len(own) != len(before):
-                return True
+        for own, before, kind in self.watched:
+            if len(own) != len(before):  # notes of its user's do no harm, unless the class has something of that name
+                if kind is None or len(own) < len(before) or any([hasattr(kind, name) for name in list(own)[len(before):]]):
+                    return True
             at = i = 0
-            while PyDict_Next(own, &at, &key, &value):
+            while i < len(before) and PyDict_Next(own, &at, &key, &value):
                 if PyTuple_GET_ITEM(before, i) != value and <object>key != "training":
                     return True
                 i += 1

@@ -305,6 +305,9 @@ def changes():
     def forward(model):
         model.net.forward = lambda x: x
 
+    def method(model):
+        model.q = lambda obs: obs
+
     def part(model):
         model.net = MLP([4, 2])
 
@@ -314,7 +317,7 @@ def changes():
     def parameter(model):
         model.net.layers[0].weight = nn.Parameter(torch.zeros(64, 4))
 
-    return [hook, forward, part, activation, parameter]
+    return [hook, forward, method, part, activation, parameter]
 
 
 @pytest.mark.parametrize("change", changes(), ids=lambda f: f.__name__)
@@ -323,6 +326,8 @@ def test_a_network_that_was_changed_is_left_to_torch(change):
     network = native.networks_of(model)["q"]
     assert network.ready()
     model.eval()
+    assert network.ready()
+    model.note = 1
     assert network.ready()
     change(model)
     assert not network.ready()
