@@ -17,6 +17,7 @@ from parl_like.models.distributional import (
     MLPFractionQ,
     MLPImplicitQ,
 )
+from parl_like.models.flat_obs import FlatObs
 from parl_like.models.heads import (
     BetaHead,
     CategoricalHead,
@@ -27,7 +28,7 @@ from parl_like.models.heads import (
     make_head,
 )
 from parl_like.models.lstm_attention import LSTMAttention
-from parl_like.models.mlp import MLP, MLPQ, EnsembleMLP, FlatObs, MLPActorCritic
+from parl_like.models.mlp import MLP, MLPQ, EnsembleMLP, MLPActorCritic
 from parl_like.models.planner import Planner
 from parl_like.models.recurrent import RecurrentActorCritic, RecurrentQ
 from parl_like.models.tabular import QTable, VTable

@@ -15,8 +15,9 @@ from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.array_prediction import NativeReader
 from parl_like.learning.model import Model
 from parl_like.learning.native import NetworkLayers
+from parl_like.models.flat_obs import hands_on, perception
 from parl_like.models.heads import CategoricalHead, OrthogonalLinear, SquashedGaussianHead, mask_key
-from parl_like.models.mlp import MLP, DropoutEnsembleMLP, EnsembleMLP, hands_on, perception
+from parl_like.models.mlp import MLP, DropoutEnsembleMLP, EnsembleMLP
 from parl_like.values.spec import Array
 
 

@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.model import Model
+from parl_like.models.flat_obs import perception
 from parl_like.models.heads import mask_key, masked
-from parl_like.models.mlp import EnsembleMLP, perception
+from parl_like.models.mlp import EnsembleMLP
 
 
 class MLPBootstrappedQ(Model):

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from parl_like.learning.layers import Brief, orthogonal_
 from parl_like.learning.layers import activation as activation_named
+from parl_like.models.flat_obs import FlatObs
 from parl_like.models.heads import mask_names
-from parl_like.models.mlp import MLP, MLPQ, RELU_GAIN, FlatObs, MLPActorCritic
+from parl_like.models.mlp import MLP, MLPQ, RELU_GAIN, MLPActorCritic
 from parl_like.values.spec import specs_of
 
 NATURE = ((32, 8, 4), (64, 4, 2), (64, 3, 1))

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from parl_like.learning.layers import Brief
 from parl_like.learning.model import Model
-from parl_like.models.mlp import MLP, EnsembleMLP, FlatObs
+from parl_like.models.flat_obs import FlatObs
+from parl_like.models.mlp import MLP, EnsembleMLP
 from parl_like.values.action_codec import ActionCodec
 from parl_like.values.spec import Spec
 

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.layers import gru, lstm
 from parl_like.learning.model import Model
+from parl_like.models.flat_obs import perception
 from parl_like.models.heads import Distribution, make_head, mask_key, masked
 from parl_like.models.lstm_attention import LSTMAttention
-from parl_like.models.mlp import MLP, perception
+from parl_like.models.mlp import MLP
 from parl_like.values.spec import Spec
 
 Memory = Literal["gru", "lstm", "attention"]

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.model import Model
+from parl_like.models.flat_obs import FlatObs
 from parl_like.models.heads import Distribution, OrthogonalLinear, make_head, mask_key, mask_names, masked
-from parl_like.models.mlp import MLP, EnsembleMLP, FlatObs
+from parl_like.models.mlp import MLP, EnsembleMLP
 from parl_like.values.spec import leaf_spaces
 
 

@@ -26,6 +26,9 @@ class SARSALambda(QLearning):
         lam: λ, 0 to 1.
         trace: "replacing", "accumulating" or "dutch", which is true online SARSA(λ).
         The others: As for `QLearning`.
+
+    Raises:
+        ValueError: lam or trace is none of these, or the table has a prior.
     """
 
     window = Window(in_order=True, fields=("first", "lane", "next_act"))
