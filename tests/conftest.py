@@ -49,6 +49,11 @@ def pytest_xdist_make_scheduler(config, log):
         def _split_scope(self, nodeid):
             return super()._split_scope(nodeid).split("::")[0]
 
+        def _assign_work_unit(self, node):
+            if not self.assigned_work.get(node) and "ray" in self.workqueue:  # few tests, and the longest of all: not last
+                self.workqueue.move_to_end("ray", last=False)
+            super()._assign_work_unit(node)
+
     return ByFile(config, log)
 
 

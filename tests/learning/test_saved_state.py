@@ -283,7 +283,8 @@ def test_an_environment_of_ones_own_is_tried_out(caplog):
     for at, cut in ((7, False), ("x", True)):
         caplog.clear()
         rest = hold((np.zeros(1, np.float32), {}, {"RL": []}, (0.0, 7)))
-        tree = put(kept, ("agents", "0", "carried"), {"env": hold({"layers": [(f"{__name__}.x", {})]}), "rest": rest})
+        tree = put(kept, ("agents", "0", "carried"), {"env": hold({"layers": [(f"{__name__}.x", {})]}), "rest": rest,
+                                                              "waiting": hold(None)})
         with made() as robot:
             layers = robot.agents[0].env
             layers.reset()
