@@ -14,6 +14,7 @@ from gymnasium import spaces
 from gymnasium.utils import seeding
 from gymnasium.vector import AutoresetMode
 
+from parl_like.environment.state import layers_of
 from parl_like.envs.make import ActionBounds, TimeLimit
 from parl_like.envs.vector._steps import COLUMNS, End, Kind, Mode, Steps, Table
 from parl_like.envs.vector.columns import Columns
@@ -117,14 +118,6 @@ def parts_of(env: Any) -> EnvParts | None:
     if entry is None or one.render_mode is not None or _has_own_methods(one):
         return None
     return EnvParts(one, entry, bounds, limit, steps, most)
-
-
-def layers_of(env: Any) -> Iterator[Any]:
-    """The outermost wrapper first, the bare environment last."""
-    while isinstance(env, gym.Wrapper):
-        yield env
-        env = env.env
-    yield env
 
 
 def _has_own_methods(env: Any) -> bool:

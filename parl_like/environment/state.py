@@ -63,7 +63,7 @@ def clone_state(env: AnyEnv) -> dict[str, object]:
     Raises:
         TypeError: a layer is not known, by name. gymnasium.error.ResetNeeded: it was never reset.
     """
-    return {"layers": [(_name(layer), _part(layer)) for layer in _layers(env)]}
+    return {"layers": [(_name(layer), _part(layer)) for layer in layers_of(env)]}
 
 
 def restore_state(env: AnyEnv, state: Mapping[str, Any]) -> None:
@@ -73,7 +73,7 @@ def restore_state(env: AnyEnv, state: Mapping[str, Any]) -> None:
         ValueError: it is another environment: the state is of other layers, then nothing is changed; or a layer refuses its part,
             by a ValueError of its own.
     """
-    layers = list(_layers(env))
+    layers = list(layers_of(env))
     names, saved = [_name(layer) for layer in layers], [name for name, _ in state["layers"]]
     if names != saved:
         raise ValueError(f"restore_state: the state is of {_chain(saved)}; expected {_chain(names)}: make the environment as it "
@@ -100,7 +100,7 @@ def restore_state(env: AnyEnv, state: Mapping[str, Any]) -> None:
                 layer._np_random_seed = part["seed"]
 
 
-def _layers(env: object) -> Iterator[Any]:
+def layers_of(env: object) -> Iterator[Any]:
     """The outermost wrapper first, the bare environment last."""
     while isinstance(env, gym.Wrapper):
         yield env

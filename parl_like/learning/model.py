@@ -58,7 +58,6 @@ class Model(nn.Module, metaclass=Brief):
     Attributes:
         obs_space, act_space: The spaces.
         obs_specs, act_specs: Their arrays by flat name: `obs` or `obs.goal`, `act`.
-
         native: Networks of it that compiled loops compute, by name (`parl_like.learning.native`); {}: torch computes all.
 
     Raises:
