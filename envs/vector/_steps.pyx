@@ -66,7 +66,8 @@ cdef int find_loop(ufunc function, char letter, Loop* loop) except -1:
     cdef int i
     for i in range(function.ntypes):
         if function.types[2 * i] == letter and function.types[2 * i + 1] == letter:
-            loop.call, loop.data = <LoopCall><void*>function.functions[i], function.data[i]
+            loop.call = <LoopCall><void*>function.functions[i]
+            loop.data = function.data[i] if function.data != NULL else NULL  # NumPy 2.5 has no array where no loop needs data
             return 0
     raise ImportError(f"{function} of NumPy has no loop for numbers of type {letter}")
 
