@@ -94,14 +94,20 @@ def set_mode(networks: Iterable[torch.nn.Module], training: bool) -> None:
         if module is None:
             continue
         own = module.__dict__
-        if _changes_mode_plainly(type(module)) and "train" not in own:  # type: ignore[arg-type]
-            own["training"] = training
-            waiting += own["_modules"].values()
-        else:
+        walked, checked = _way(type(module))  # type: ignore[arg-type]
+        if not walked or "train" in own:
             module.train(training)
+            continue
+        if checked:
+            module.training = training
+        else:
+            own["training"] = training
+        waiting += own["_modules"].values()
 
 
 @cache
-def _changes_mode_plainly(kind: type[torch.nn.Module]) -> bool:
-    """Return whether `train` of this class is torch's, and attributes are where torch keeps them (torch.jit's are not)."""
-    return kind.train is torch.nn.Module.train and kind.__setattr__ is torch.nn.Module.__setattr__
+def _way(kind: type[torch.nn.Module]) -> tuple[bool, bool]:
+    """Return whether `train` of this class is torch's, with layers where torch keeps them (torch.jit's are not); and whether its
+    attributes are set through a `__setattr__` of its own."""
+    walked = kind.train is torch.nn.Module.train and not issubclass(kind, torch.jit.ScriptModule)
+    return walked, kind.__setattr__ is not torch.nn.Module.__setattr__

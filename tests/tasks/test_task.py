@@ -2,6 +2,7 @@
 
 import gc
 import threading
+from unittest.mock import patch
 
 import gymnasium as gym
 import numpy as np
@@ -560,6 +561,27 @@ def test_setting_the_mode_is_what_train_does():
     network.append(torch.nn.BatchNorm1d(2))
     set_mode([network], False)
     assert not network[2].training and not network[0][0].training and network[1].training and heard == [True, True, False, False]
+
+
+def test_the_layers_of_a_model_are_set_without_the_checks_of_torch():
+    """A class with a `__setattr__` of its own, as models have, hears of its mode; its layers are plain ones."""
+    heard = []
+
+    class Noted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = torch.nn.Sequential(torch.nn.Dropout(), torch.nn.BatchNorm1d(2))
+
+        def __setattr__(self, name, value):
+            heard.append((name, value))
+            super().__setattr__(name, value)
+
+    networks = [Two(), Noted()]
+    heard.clear()
+    with patch.object(torch.nn.Module, "__setattr__", autospec=True, side_effect=torch.nn.Module.__setattr__) as checked:
+        set_mode(networks, False)
+    assert not any(module.training for network in networks for module in network.modules())
+    assert heard == [("training", False)] and checked.call_count == 2  # of the two themselves
 
 
 def test_a_loss_that_reaches_no_parameter_of_the_task_is_refused():
