@@ -171,7 +171,7 @@ def _unpack(frames: Sequence[bytes]) -> Message:
 
 def _wrong_prefix(head: bytes) -> str:
     if head[:3] != MAGIC or len(head) < 4:
-        return f"magic: expected a message that begins with {MAGIC!r}, got {head[:3]!r}; connect only parl_like processes"
+        return f"magic: expected a message that begins with {MAGIC!r}, got {bytes(head[:3])!r}; connect only parl_like processes"
     who = "here" if head[3] > VERSION else "at the peer"
     return (f"version: expected protocol {VERSION}, got protocol {head[3]}; upgrade parl_like {who}, which has the older one")
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 import torch
 import yaml
-import zmq
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
@@ -138,19 +137,6 @@ def test_large_arrays_are_sent_and_read_where_they_lie():
     assert (message.arrays["turned"] == turned).all()
     with pytest.raises(ValueError, match="read-only"):
         message.arrays["a"][0] = 1
-
-
-def test_sockets_carry_the_frames():
-    with zmq.Context() as context, context.socket(zmq.PAIR) as one, context.socket(zmq.PAIR) as two:
-        one.bind("inproc://wire")
-        two.connect("inproc://wire")
-        arrays = rows() | {"empty": np.zeros((0, 2)), "one": np.array(1.5), "long": np.arange(100_000)}
-        for copy in (True, False):
-            one.send_multipart(pack(Kind.LEARN, task="RL", request=7, rows=3, arrays=arrays), copy=copy)
-            message = unpack(two.recv_multipart())
-            assert message.request == 7
-            for name, array in arrays.items():
-                np.testing.assert_array_equal(message.arrays[name], array, strict=True)
 
 
 @pytest.mark.parametrize("n", [0, 1, 3, 70_000])

@@ -30,7 +30,7 @@ from parl_like.drivers.workers.requests import put_request, replies
 from parl_like.drivers.workers.shared_parameters import Publisher
 from parl_like.drivers.workers.supervisor import LISTEN_S, Link, Supervisor
 from parl_like.drivers.workers.worker_states import WorkerStates
-from parl_like.process.child import RestartBudget, readable
+from parl_like.process.child import RestartBudget
 from parl_like.run.agent_pool import AgentPool
 from parl_like.run.driver import CALLED_BY_AGENT, Pool
 from parl_like.tasks.queues import RequestQueue
@@ -238,10 +238,8 @@ class HostedDriver(CooperativeDriver):
         self.supervisor.deliver()
         ended = False
         if not self.supervisor.drain() and seconds > 0:
-            # Some descriptors (of ZeroMQ) tell of changes only, so `drain` came first.
-            told = readable([*self.link.descriptors(), *(self._updates.descriptors if self.updates else [])],
-                            min(seconds, LISTEN_S))
-            ended = not self.supervisor.drain() and bool(told)
+            told = self.supervisor.listen(min(seconds, LISTEN_S), self._updates.descriptors if self.updates else ())
+            ended = told and not self.supervisor.drain()
         if self.updates:
             for queue, tickets, publications in self._updates.ended():
                 self.supervisor.publish(publications)
@@ -324,6 +322,8 @@ class HostedDriver(CooperativeDriver):
         Args:
             requests: False after a stop: nobody waits for them any more.
         """
+        if not any(worker.inbox for worker in self.workers):
+            return
         for worker in sorted(self.workers, key=lambda worker: not worker.divided):
             while worker.inbox:
                 message = worker.inbox.popleft()

@@ -1,23 +1,22 @@
-"""The processes driver: worker processes of this machine with many agents each, over ZeroMQ in a folder that only this user may
-enter."""
+"""The processes driver: worker processes of this machine with many agents each, and a socket to each that nobody else reaches."""
 
 from __future__ import annotations
 
 import os
+import socket
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 import psutil
-import zmq
 
 from parl_like.drivers.messages import Frames
 from parl_like.drivers.workers import shared_rows
 from parl_like.drivers.workers.handle import WorkerHandle
 from parl_like.drivers.workers.hosted import HostedDriver
+from parl_like.drivers.workers.streams import Streams
 from parl_like.drivers.workers.supervisor import Link
 from parl_like.process.child import Child, readable, shielded
 from parl_like.process.fork_server import ForkServer
@@ -75,24 +74,18 @@ class Processes:
 
 
 class LocalLink(Link):
-    """Forks of the fork server, and a ZeroMQ socket in a folder that only this user may enter."""
+    """Forks of the fork server, each with its end of a pair of sockets."""
+
+    prompt = True
 
     def __init__(self) -> None:
         self._children: dict[WorkerHandle, Child] = {}
-        self._workers: dict[bytes, WorkerHandle] = {}
 
     def open(self) -> None:
         place = shared_rows.folder()
-        self._place = FORK_SERVER.make_folder(place or tempfile.gettempdir())
-        self.folder = "" if place is None else self._place
+        self.folder = "" if place is None else FORK_SERVER.make_folder(place)
         self._reader = shared_rows.Reader(self.folder)
-        self._address = f"ipc://{self._place}/robot"
-        self._context = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        for option, value in ((zmq.LINGER, 0), (zmq.ROUTER_MANDATORY, 1), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):
-            self._socket.setsockopt(option, value)
-        self._socket.bind(self._address)
-        self._descriptors = [int(self._socket.getsockopt(zmq.FD))]
+        self._streams = Streams()
 
     def begin(self, worker: WorkerHandle, recipe: Any) -> None:
         recipe.shared = self.folder
@@ -102,37 +95,25 @@ class LocalLink(Link):
             raise TypeError("Robot: the environment, agent or helpers cannot be sent to a worker process: "
                             f"{type(error).__name__}: "
                             f"{error}; make them in functions or classes that hold no open files, locks or sockets") from error
-        payload = cloudpickle.dumps((sys.path, self._address, packed))
+        payload = cloudpickle.dumps((sys.path, packed))
         with shielded():  # a worker that nobody knew of would never be ended
-            child = self._children[worker] = FORK_SERVER.start(payload)
-            self._workers[worker.name.encode()] = worker
-            self._descriptors.append(child.pidfd)
+            ours, theirs = socket.socketpair()
+            with theirs:
+                child = self._children[worker] = FORK_SERVER.start(payload, [theirs.fileno()])
+            self._streams.add(worker, ours)
+            self._streams.watch(child.pidfd)
 
     def send(self, worker: WorkerHandle, frames: Frames) -> None:
-        try:
-            self._socket.send_multipart([worker.name.encode(), *frames], copy=False)
-        except zmq.ZMQError as error:
-            if error.errno != zmq.EHOSTUNREACH:  # it has just ended; `ended` will tell
-                raise
+        self._streams.send(worker, frames)
 
     def receive(self) -> Sequence[tuple[WorkerHandle, Frames]]:
-        receive, workers, out = self._socket.recv_multipart, self._workers, []
-        try:
-            while True:
-                name, *frames = receive(zmq.NOBLOCK)
-                worker = workers.get(name)
-                if worker is not None:  # else an earlier incarnation
-                    out.append((worker, frames))
-        except zmq.Again:
-            return out
+        return self._streams.receive()
 
     def descriptors(self) -> Sequence[int]:
-        return self._descriptors
+        return [self._streams.descriptor]
 
     def ended(self) -> Sequence[tuple[WorkerHandle, str]]:
-        if not self._children:
-            return ()
-        over = readable(self._descriptors[1:], 0.0)
+        over = readable([child.pidfd for child in self._children.values()], 0.0)
         out = []
         for worker, child in self._children.items():
             if child.pidfd in over:
@@ -146,13 +127,14 @@ class LocalLink(Link):
         self._children[worker].wait(5.0)
 
     def wait(self, worker: WorkerHandle, seconds: float) -> bool:
+        self._streams.flush(worker, seconds)
         return self._children[worker].wait(seconds)
 
     def forget(self, worker: WorkerHandle) -> None:
         child = self._children.pop(worker)
-        del self._workers[worker.name.encode()]
+        self._streams.unwatch(child.pidfd)
+        self._streams.forget(worker)
         self._reader.forget(worker.name)
-        self._descriptors.remove(child.pidfd)
         child.forget()
 
     def memory(self, worker: WorkerHandle) -> int:
@@ -169,9 +151,9 @@ class LocalLink(Link):
         return self._children[worker].pid
 
     def close(self) -> None:
-        self._socket.close()
-        self._context.term()
-        FORK_SERVER.remove_folder(self._place)
+        self._streams.close()
+        if self.folder:
+            FORK_SERVER.remove_folder(self.folder)
 
 
 class ProcessesDriver(HostedDriver):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from time import monotonic
+from time import monotonic, perf_counter
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,7 +15,7 @@ from parl_like.agents.agent import Agent
 from parl_like.drivers.messages import Frames, Kind, Message, WireError, pack, unpack, unpack_state
 from parl_like.drivers.workers.handle import WorkerHandle, WorkerStatus
 from parl_like.drivers.workers.shared_parameters import Publication
-from parl_like.process.child import shielded
+from parl_like.process.child import readable, shielded
 from parl_like.values.spec import Array, Spec
 
 SLOW_TIMES, SLOW_SECONDS = 10.0, 0.05
@@ -22,6 +23,9 @@ SLOW_TIMES, SLOW_SECONDS = 10.0, 0.05
 
 LISTEN_S = 0.5
 """Seconds that the robot waits for messages at most before it looks after its workers."""
+
+AWAKE_S = 0.0005
+"""Seconds of a worker's turns below which the robot does not sleep until the next one has come."""
 
 log = logging.getLogger("parl_like.processes")
 
@@ -32,9 +36,11 @@ class Link(Protocol):
 
     Attributes:
         folder: Where memory lies that its workers share with the robot; empty: they share none.
+        prompt: Whether a message is there within some 10 us.
     """
 
     folder: str = ""
+    prompt: bool = False
 
     def open(self) -> None:
         """Makes sockets and the like, before the first worker begins. An OSError or ValueError says in one line why it cannot."""
@@ -136,7 +142,7 @@ class Supervisor:
             outbox = worker.outbox
             if not outbox:
                 continue
-            last = max((i for i, (kind, _, _) in enumerate(outbox) if kind is not Kind.STATE), default=0)
+            last = len(outbox) > 1 and max((i for i, (kind, _, _) in enumerate(outbox) if kind is not Kind.STATE), default=0)
             with shielded():  # a message that is sent twice, or in half, would cost the worker
                 for i, (kind, parts, frames) in enumerate(outbox):
                     if i < last and kind is not Kind.STATE:
@@ -182,6 +188,23 @@ class Supervisor:
         """Tells workers where schedules end (`parl_like.learning.span`); those that are just beginning, when they say hello."""
         self._ends = {"key": key, "ends": list(ends)}
         self.order("move_ends", **self._ends)
+
+    def listen(self, seconds: float, also: Sequence[int] = ()) -> bool:
+        """Wait until a message or the end of a worker may be there, or one of the descriptors `also` is readable, so many seconds
+        at most; return whether that is so.
+
+        It stays awake where the next message comes soon. Asleep, this process would leave its core to a worker, whose memory then
+        takes the place of its own in the caches: both would be half as fast after each message.
+        """
+        descriptors = [*self._link.descriptors(), *also]
+        if self._link.prompt and not also:
+            soon = min((worker.turn_s for worker in self.workers if worker.running and not worker.quiet), default=AWAKE_S)
+            end = perf_counter() + 2.0 * soon
+            while soon < AWAKE_S and perf_counter() < end:
+                if readable(descriptors, 0.0):
+                    return True
+                os.sched_yield()  # whoever needs this core has it first
+        return bool(readable(descriptors, seconds))
 
     def drain(self) -> bool:
         """Takes in the messages that have come; whether there were any."""

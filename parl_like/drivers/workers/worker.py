@@ -7,17 +7,19 @@ itself: if the robot's process ends, in whatever way, so does this one (`parl_li
 
 from __future__ import annotations
 
+import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 from typing import Any
 
 import cloudpickle
 import numpy as np
-import zmq
 
+from parl_like.drivers.frame_stream import FrameStream
 from parl_like.drivers.messages import Frames, Kind, Message, pack, pack_error, pack_state, unpack, unpack_state
 from parl_like.drivers.workers.shared_parameters import Parameters
 from parl_like.drivers.workers.shared_rows import Blocks
@@ -324,30 +326,27 @@ class Worker:
         self._answer({})
 
 
-def work(payload: bytes) -> None:
+def work(payload: bytes, descriptor: int) -> None:
     """The life of one worker, in a process of its own.
 
     Args:
-        payload: Module path, the robot's address and a recipe, by cloudpickle, from the process that started this one; it never
-            comes over a socket.
+        payload: Module path and a recipe, by cloudpickle, from the process that started this one; it never comes over the socket.
+        descriptor: Of its end of the socket to the robot.
     """
     import torch
 
-    path, address, packed = cloudpickle.loads(payload)
+    path, packed = cloudpickle.loads(payload)
     sys.path[:] = path
     torch.set_num_threads(1)
-    recipe: Recipe = cloudpickle.loads(packed)
-    context = zmq.Context()
-    socket = context.socket(zmq.DEALER)
-    socket.setsockopt(zmq.IDENTITY, recipe.name.encode())
-    for option, value in ((zmq.LINGER, 1000), (zmq.SNDHWM, 0), (zmq.RCVHWM, 0)):  # bounded by the agents, who wait
-        socket.setsockopt(option, value)
-    socket.connect(address)
-    worker = Worker(recipe, partial(socket.send_multipart, copy=False))
+    live(cloudpickle.loads(packed), FrameStream(socket.socket(fileno=descriptor), waits=True))
+
+
+def live(recipe: Recipe, stream: FrameStream) -> None:
+    """Make the agents, and obey the robot until it says that this is the end, or has ended itself."""
+    worker = Worker(recipe, stream.send)
     going = worker.begin()
-    while going:
-        if not worker.turn():
-            going = worker.take(socket.recv_multipart())
-        while going and socket.poll(0):
-            going = worker.take(socket.recv_multipart())
-    context.destroy(linger=1000)
+    with suppress(EOFError):
+        while going:
+            for frames in stream.receive(wait=not worker.turn()):
+                going = going and worker.take(frames)
+    stream.close()
