@@ -18,6 +18,7 @@ from parl_like.environment.factory import EnvSource, is_made
 from parl_like.environment.hooks import Hook
 from parl_like.envs.prepared import whole_games
 from parl_like.lab import config as configs
+from parl_like.lab import recorded
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.factory import create_algorithm_func
 from parl_like.learning.span import Span
@@ -199,6 +200,11 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, 
     where = "tasks.RL"
     task = parts.args(where, ComputationTask, skip=("device",))
     of_helper = parts.args(where, helper_class, acts=acts, updates=n_updates)
+    reference = None
+    if isinstance(data := of_helper.get("data"), str):
+        of_helper["data"] = data = recorded.directory_of(data)
+        known = recorded.provenance_of(data)
+        reference = None if known is None else known.reference
     spaces["obs"] = Transforms(of_helper.get("transforms", ())).space(spaces["obs"])
     fitting = defaults["models"]
     if model is not None:
@@ -211,8 +217,10 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, 
     func = create_algorithm_func(model, {**spaces, **parts.args(where, model)}, algorithm, learner)
     tasks = {"RL": ComputationTask(func, made_anew(helper_class, of_helper), device=config.device, **task)}
     if issubclass(helper_class, OfflineHelper):
-        return robot_with(config, None, tasks, Agent, parts=parts, eval_env=source if eval_env is None else eval_env,
-                          score=score, hooks=hooks)
+        robot = robot_with(config, None, tasks, Agent, parts=parts, eval_env=source if eval_env is None else eval_env,
+                           score=score, hooks=hooks)
+        robot.reference = reference
+        return robot
     return robot_with(config, source, tasks, agent, parts=parts, eval_env=eval_env, score=score, hooks=hooks)
 
 

@@ -2,15 +2,15 @@
 
 Outside, in arrays and data sets, actions are the environment's: torque 0.8, choices from the space's `start`. In buffers they are
 the policy's, as soon as a buffer knows of which action space (`buffer.act_space`): numbers of a bounded Box in [−1, 1], choices
-from types import ModuleType
 from 0. `parl_like.values.action_codec` converts both ways.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import ModuleType
 from typing import Any
 
@@ -125,13 +125,28 @@ def from_minari(dataset: Any, *, size: int | None = None) -> ReplayBuffer:
     """
     if isinstance(dataset, str):
         dataset = _minari().load_dataset(dataset)
-    specs = specs_of(dataset.observation_space, "obs") | specs_of(dataset.action_space, "act")
+    return from_episodes(dataset.iterate_episodes(), dataset.observation_space, dataset.action_space, size=size,
+                         source="from_minari")
+
+
+def from_episodes(episodes: Iterable[Any], observation_space: gym.Space[object], action_space: gym.Space[object], *,
+                  size: int | None = None, source: str = "from_episodes") -> ReplayBuffer:
+    """A buffer of episodes as Minari has them: `id`, `observations` of T + 1 steps, `actions`, `rewards`, `terminations` and
+    `truncations` of T, nested as their spaces are.
+
+    Args:
+        size: As for `from_arrays`. source: Who asks, for messages.
+
+    Raises:
+        ValueError: no steps, and as `from_arrays`. TypeError, SpecError: an episode that does not fit its spaces or lengths.
+    """
+    specs = specs_of(observation_space, "obs") | specs_of(action_space, "act")
     parts: dict[str, list[Array]] = {}
-    for episode in dataset.iterate_episodes():
+    for episode in episodes:
         n = len(episode.rewards)
         if not n:
             continue
-        owner = f"episode {episode.id}"
+        owner = f"{source}, episode {episode.id}"
         obs = _of_spaces(owner, episode.observations, "obs", specs)
         rows = _of_spaces(owner, episode.actions, "act", specs)
         rows |= {name: column[:-1] for name, column in obs.items()}
@@ -141,12 +156,22 @@ def from_minari(dataset: Any, *, size: int | None = None) -> ReplayBuffer:
         rows |= {"rew": np.asarray(episode.rewards), "terminated": terminated, "truncated": truncated}
         for name, column in rows.items():
             if len(column) != n:
-                raise ValueError(f"from_minari, {owner}: {name!r} has {len(column)} rows; expected {n}, as there are rewards")
+                raise ValueError(f"{owner}: {name!r} has {len(column)} rows; expected {n}, as there are rewards")
             parts.setdefault(name, []).append(column)
     if not parts:
-        raise ValueError("from_minari: the dataset has no steps; give one with episodes")
+        raise ValueError(f"{source}: the dataset has no steps; give one with episodes")
     rows = nest({name: np.concatenate(columns) for name, columns in parts.items()})
-    return from_arrays(**rows, action_space=dataset.action_space, size=size)
+    return from_arrays(**rows, action_space=action_space, size=size)
+
+
+def rows_hash(buffer: ReplayBuffer | EpisodeBuffer | CachedReplayBuffer) -> str:
+    """Return the sha256 of all rows as `to_arrays` gives them: names, dtypes, shapes and bytes of the fields, by name. So it is
+    the same for the same data in any format."""
+    digest = hashlib.sha256()
+    for name, column in sorted(leaves(to_arrays(buffer), "")):
+        digest.update(f"{name} {column.dtype.str} {column.shape}\n".encode())
+        digest.update(np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()
 
 
 def to_minari(
@@ -244,7 +269,7 @@ def _with_next(flat: dict[str, Array], obs: Mapping[str, Array]) -> dict[str, Ar
 def _of_spaces(owner: str, value: object, name: str, specs: Mapping[str, Spec]) -> dict[str, Array]:
     """The leaves of one episode in the dtypes of their space."""
     flat = dict(leaves(value, name))
-    own = [spec.owned_by(f"from_minari, {owner}") for spec in specs.values() if is_part(spec.name, name)]
+    own = [spec.owned_by(owner) for spec in specs.values() if is_part(spec.name, name)]
     return {spec.name: spec.convert(flat.get(spec.name), rows=True) for spec in own}
 
 

@@ -26,10 +26,6 @@ ERROR, USAGE, INTERRUPTED = 1, 2, 130
 RUNS_DIR = "runs"  # where `train` makes run directories
 MAX_LINE, MAX_CELL = text.LONGEST - 200, 400  # characters of an error, and of what one cell of a table shows
 _ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
-_EXTRAS = {"plot": "matplotlib", "tb": "tensorboard", "grid": "minigrid", "minigrid": "minigrid", "atari": "ale_py",
-           "mujoco": "mujoco", "box2d": "Box2D", "dm-control": "shimmy", "pettingzoo": "pettingzoo", "mpe": "mpe2",
-           "games": "pyspiel", "hdf5": "h5py", "minari": "minari", "ray": "ray", "peers": "stable_baselines3"}
-"""Extra → a module that it brings."""
 
 EPILOG = """Exit codes: 0 done, 1 error, 2 bad usage or configuration, 3 stopped by a signal after a clean save,
 4 training diverged.
@@ -88,13 +84,18 @@ def _train(args: argparse.Namespace) -> int:
 
     line = f"{chosen.name}: {chosen.description or 'loading'} ..."
     print(wrapped(line, width_of(args.stream)), file=args.stream, flush=True)
-    from parl_like.lab import runner
+    from parl_like.lab import recorded, runner
 
     resolved = config.resolve(chosen.module().Config, chosen.config, file, args.overrides)
     if args.show_config:
         shown = runner.describe(chosen, resolved)
         _show(args, yaml_text.load_yaml(shown), shown.rstrip("\n").split("\n"))
         return 0
+    if waiting := recorded.missing(getattr(resolved, "parts", {})):
+        from parl_like.lab import recording
+
+        for name in waiting:
+            recording.make(name, say=lambda line: print(line, file=args.stream, flush=True))
     return runner.train(chosen, resolved, command=args.words, stream=args.stream, debug=args.debug, report=args.report)
 
 
@@ -126,6 +127,28 @@ def _play(args: argparse.Namespace) -> None:
     episodes = runner.play(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, max_steps=args.steps,
                            stream=args.stream, overrides=args.overrides, source=args.source)
     _show(args, episodes, (f"{episode['path']}  return {episode['return']:.4g}" for episode in episodes))
+
+
+def _record(args: argparse.Namespace) -> None:
+    import msgspec
+
+    from parl_like.lab import recorded, recording
+    from parl_like.lab.yaml_text import UsageError
+
+    known = recorded.recipes().get(args.run)
+    if known is not None and not os.path.exists(args.run):
+        if given := [name for name in ("policy", "episodes", "checkpoint", "seed", "minari") if getattr(args, name)]:
+            raise UsageError(f"the data set {args.run!r} is made as robots/datasets.yaml says; leave out --{given[0]}, or record "
+                             "a run")
+        found = recording.make(args.run, args.out, say=lambda line: print(line, file=args.stream, flush=True))
+    else:
+        if not args.out:
+            raise UsageError("record: --out DIR is needed: the directory of the data set")
+        found = recording.record(args.run, args.out, policy=args.policy or "expert", episodes=args.episodes or 20,
+                                 checkpoint=args.checkpoint, seed=args.seed, minari=args.minari, source=args.source,
+                                 overrides=args.overrides)
+    numbers = msgspec.to_builtins(found)
+    _show(args, numbers, (f"{key:14} {_cell(value, '.6g')}" for key, value in numbers.items()))
 
 
 def _list(args: argparse.Namespace) -> None:
@@ -230,36 +253,11 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _doctor(args: argparse.Namespace) -> int:
-    import importlib.util
-    import platform
-    from importlib import metadata
+    from parl_like.lab import doctor
 
-    import psutil
-
-    from parl_like.lab import sizes
-
-    packages: dict[str, str] = {}
-    for requirement in metadata.requires("parl_like") or []:
-        if "extra ==" not in requirement:
-            package = re.split(r"[^A-Za-z0-9_.-]", requirement)[0]
-            try:
-                packages[package] = metadata.version(package)
-            except metadata.PackageNotFoundError:
-                packages[package] = "missing"
-    memory = psutil.virtual_memory()
-    machine = {
-        "parl_like": metadata.version("parl_like"),
-        "python": platform.python_version(), "system": platform.platform(),
-        "cores": sizes.machine_cores(),
-        "memory_gb": round(memory.total / 1e9, 1), "memory_free_gb": round(memory.available / 1e9, 1),
-    }
-    extras = {extra: importlib.util.find_spec(module) is not None for extra, module in _EXTRAS.items()}
-    lines = [f"{key:16} {value}" for key, value in {**machine, **packages}.items()]
-    for extra, found in extras.items():
-        hint = "found" if found else f"not found ({_EXTRAS[extra]}); pip install 'parl_like[{extra}]'"
-        lines.append(f"{'extra ' + extra:16} {hint}")
-    _show(args, {**machine, "packages": packages, "extras": extras}, lines)
-    return ERROR if "missing" in packages.values() else 0
+    found, lines = doctor.examine()
+    _show(args, found, lines)
+    return ERROR if "missing" in found["packages"].values() else 0
 
 
 # ------------------------------------------------------------------------------------------------ words in, text out
@@ -388,6 +386,16 @@ VERBS = (
         _option("--steps", "stop after so many env steps (default: at the end)", type=_whole(1), default=0, metavar="N"),
         _checkpoint("latest"), BEST, SOURCE,
     )),
+    Verb("record", "record episodes of a trained run, or what it has stored, as a data set to learn from", _record, (
+        _option("run", "run directory; or the name of a data set that an experiment learns from", metavar="RUN"), AGAIN,
+        _option("--policy", "expert (default: as evaluations play), medium (the checkpoint halfway to it), replay (what training "
+                            "has stored), random", default="", metavar="WHO"),
+        _option("--episodes", "how many (default: 20)", type=_whole(1), default=0, metavar="N"),
+        _option("--out", "the directory to make", default="", metavar="DIR"),
+        _option("--minari", "also make the Minari data set of this id", default="", metavar="ID"),
+        _option("--seed", "of the environments (default: 2,000,000 + the run's)", type=_whole(0), metavar="N"),
+        _option("--checkpoint", "latest, best, exact, or a step; default: latest", default="", metavar="WHICH"), SOURCE,
+    )),
     Verb("list", "list the experiments, and the runs in runs/", _list, (
         _option("--runs", "where runs are (default: runs)", default=RUNS_DIR, metavar="DIR"),
         _option("--spaces", "instead: which algorithm takes which actions, observations, masks, memory", action="store_true"),
@@ -447,7 +455,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if words and not words[0].startswith("-") and words[0] not in verbs:
         parser.error(unknown("verb", words[0], verbs))
     # argparse cannot take key=value words from behind an option, so they are taken out beforehand.
-    split = bool(words) and words[0] in ("train", "resume", "eval", "play", "marks")
+    split = bool(words) and words[0] in ("train", "resume", "eval", "play", "record", "marks")
     assignments = [word for word in words if split and _ASSIGNMENT.match(word)]
     args, unread = parser.parse_known_args([word for word in words if word not in assignments])
     if unread:

@@ -25,7 +25,7 @@ from parl_like.run.port import RobotPort
 from parl_like.values.copying import copied
 from parl_like.values.spec import PAIR, Info, SpecError, is_pair, leaves, specs_of
 
-SCORES = ("mean_return", "min_return", "max_return", "mean_length", "success_rate")
+SCORES = ("mean_return", "min_return", "max_return", "mean_length", "success_rate", "normalized_score")
 """Numbers of an evaluation that a robot's score may be, by name."""
 MEAN_OF = "mean_return/"
 """The names of the mean returns of single players begin so."""
@@ -47,6 +47,7 @@ class Episodes:
         infos: Of an evaluation: what the environment said with the last step of each episode.
         players: Names of the players, where each return is a vector of theirs, in this order.
         cut: Of an evaluation: how many of the episodes were truncated by its limit of steps, not by the environment.
+        reference: The mean returns that count as 0 and as 100 for `normalized_score`; None: they are not known.
         score: What the robot's `score` makes of them; None: they are of no evaluation, or there are none.
         mean_return, std_return, min_return, max_return: Over the episodes: a number, of vectors one per component; NaN without
             episodes.
@@ -60,6 +61,7 @@ class Episodes:
     seconds: float = 0.0
     infos: list[Info] = field(default_factory=list)
     score: float | None = None
+    reference: tuple[float, float] | None = None
     cut: int = 0
     players: tuple[str, ...] = ()
 
@@ -88,13 +90,17 @@ class Episodes:
 
     def numbers(self) -> dict[str, float]:
         """Flat and ready to save: `n_steps`, `episodes` and, where there are any, `mean_return`, `std_return` (of the
-        population), `min_return`, `max_return`, `mean_length`, `success_rate` and `score` if they are known. A return of several
-        components counts as their mean; of several players there is also the mean of each, `mean_return/white`."""
+        population), `min_return`, `max_return`, `mean_length`, `success_rate`, `normalized_score` and `score` if they are known.
+        A return of several components counts as their mean; of several players there is also the mean of each,
+        `mean_return/white`."""
         plain = Episodes([float(np.mean(value)) for value in self.returns], self.lengths)
         names = ("mean_return", "std_return", "min_return", "max_return", "mean_length") if self.returns else ()
         out = {"n_steps": self.n_steps, "episodes": len(self.returns), **{name: getattr(plain, name) for name in names}}
         if self.returns and self.players:
             out |= {f"{MEAN_OF}{player}": float(mean) for player, mean in zip(self.players, self.mean_return, strict=True)}
+        if self.returns and self.reference is not None and self.reference[0] != self.reference[1]:
+            low, high = self.reference
+            out["normalized_score"] = 100.0 * (plain.mean_return - low) / (high - low)
         more = {"success_rate": self.success_rate, "score": self.score, "episodes_cut": self.cut or None}
         return out | {name: value for name, value in more.items() if value is not None and (name == "score" or value == value)}
 
@@ -246,9 +252,12 @@ class Evaluator:
             ValueError: the score is a number that these episodes do not have, or its function gave none.
         """
         if seen.returns:
+            seen.reference = self._robot.reference
             given, numbers = self._robot.score, seen.numbers()
             if not callable(given) and given not in numbers:
                 way = (f"there is no such player; there are {', '.join(seen.players) or 'none'}" if given.startswith(MEAN_OF) else
+                       "nobody said which returns count as 0 and as 100; learn from a data set of `parl-like record`, or set "
+                       "robot.reference" if given == "normalized_score" else
                        "no episode's last info has 'is_success'; let the environment give one, or the robot another score= "
                        "(eval_score= of a run)")
                 raise ValueError(f"evaluate: the score is {given!r}, but {way}")

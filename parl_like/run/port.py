@@ -33,6 +33,7 @@ class RobotPort(SpannedRun, Protocol):
     eval_env: Any
     eval_explore: bool
     score: Any
+    reference: tuple[float, float] | None
     notes: list[str]
 
     @property

@@ -73,6 +73,9 @@ class Robot(Counted):
     """The `Span` of those of its schedules that end with the run."""
     parts: Any = None
     """The parts that it is built of with all their settings, where it was built by `parl_like.robots.settings`."""
+    reference: tuple[float, float] | None = None
+    """The mean returns that count as 0 and as 100 where evaluations give a `normalized_score`: those of random actions and of an
+    expert, of the data set that it learns from; None: there is no such score."""
     driver_name: str = view("pool.driver_name", "'cooperative', 'threads', 'processes' or 'ray'.")
     sync: bool = view("pool.sync", "True: all agents unroll, then the tasks train.")
     mode: str = view("pool.mode", "'collect'; of an evaluation 'test'.")

@@ -12,6 +12,7 @@ import textwrap
 import time
 
 import pytest
+from recorded_rows import offline
 
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
@@ -77,6 +78,8 @@ def in_pieces(name):
 
 def short(name):
     """Overrides for a run of seconds, in which all learn."""
+    if recorded := offline(name):
+        return recorded
     if experiments.get(name).robot == "self_play":
         return {"n_agents": 4, **off_policy(name), "every": 4, "total_steps": 400}
     if experiments.get(name).robot == "nfsp":

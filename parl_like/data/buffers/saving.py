@@ -85,7 +85,8 @@ class _Head(msgspec.Struct, forbid_unknown_fields=True):
     act_space: Decoded | None | msgspec.UnsetType = msgspec.UNSET
 
 
-def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: int | None = None) -> None:
+def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: int | None = None,
+                meta: Mapping[str, object] | None = None) -> None:
     """Writes a buffer to `path`, completely or not at all; a saved buffer that is there already is replaced.
 
     Rows, positions, priorities, statistics of open episodes and the generator are saved. A schedule of β is code and is not.
@@ -96,6 +97,7 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: in
             first two. Its rows are copied first.
         path: Becomes an HDF5 file if it ends in .h5 or .hdf5, else a directory.
         rows_per_chunk: Rows that share a checksum and are lost together; None: a 64th of them, at least 256.
+        meta: Plain values for the manifest of a directory, such as where the rows are from; an HDF5 file has none.
 
     Raises:
         ArchiveError: something that is no saved buffer is at `path`, or the buffer holds what a file cannot.
@@ -128,7 +130,7 @@ def save_buffer(buffer: Any, path: str | os.PathLike[str], *, rows_per_chunk: in
     if path.suffix in HDF5:
         write_hdf5(path, tree)
     else:
-        archive.write_archive(path, tree, {"replay": FORMAT, "kind": type(buffer).__name__, "rows": rows})
+        archive.write_archive(path, tree, {**(meta or {}), "replay": FORMAT, "kind": type(buffer).__name__, "rows": rows})
 
 
 def load_buffer(path: str | os.PathLike[str], **options: object) -> Any:

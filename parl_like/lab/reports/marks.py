@@ -9,9 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
@@ -23,14 +20,14 @@ import msgspec
 from parl_like.data.storage.safe_files import read_named, replace_file
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import user_experiments
+from parl_like.lab import recorded, recording, user_experiments
 from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import Git, RunDir
+from parl_like.lab.runs.trained import Train, train_to_the_end
 from parl_like.lab.text import for_markdown
 from parl_like.lab.yaml_text import Tree, UsageError
 
 MAX_BYTES = 100_000_000  # of a file of marks
-Train = Callable[[Sequence[str]], int]
 _NOT_THE_RESULT = ("seed", "run_dir", "keep_checkpoints", "log_every_s", "tensorboard", "trace")
 
 
@@ -84,7 +81,7 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, object], *
     chosen = [(word, user_experiments.chosen(word)) for word in names or experiments.names()]
     chosen = [(word, one) for word, one in chosen if names or one.expect]
     marks = {mark.key: mark for mark in load(file)}
-    ours, wanted, missing, failed = code_hash(), [], [], []
+    ours, wanted, missing, failed, data = code_hash(), [], [], [], set()
     for word, one in chosen:
         code = user_experiments.code_hash(one.name, ours)
         for seed in range(seeds):
@@ -92,19 +89,15 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, object], *
             key = configuration_hash(one.name, configs.to_dict(config)), seed
             wanted.append(key)
             if key not in marks or marks[key].code != code:
+                data.update(recorded.missing(getattr(config, "parts", {})))
                 missing.append((word, key, code, runs / f"{one.name}_{key[0][:8]}_{code[:8]}_s{seed}"))
+    for name in sorted(data):
+        recording.make(name, train=train, say=say)
     words = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
     say(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them measured before")
 
     def make(name: str, key: tuple[str, int], code: str, folder: Path) -> Mark:
-        if not _finished(folder):
-            go_on = (folder / "checkpoints").is_dir()
-            again = ["--from", name] if {":", "."} & {*name} else []
-            begin = ["train", name, f"run_dir={folder}", f"seed={key[1]}"]
-            command = ["resume", str(folder), "--exact", *again] if go_on else begin
-            returned = (train or _in_a_process)([*command, *words])
-            if returned:
-                raise RunError(f"{folder}: exit code {returned}, see its log.txt")
+        train_to_the_end(name, key[1], folder, words, train)
         return _mark(folder, key, code)
 
     with ThreadPoolExecutor(jobs) as pool:
@@ -193,14 +186,6 @@ def _files(package: Path, kind: str) -> list[Path]:
     return [path for folder in folders for path in folder.rglob(kind)]
 
 
-def _finished(folder: Path) -> bool:
-    try:
-        run = RunDir.open(folder)
-        return run.info().state == "finished" and run.result() is not None
-    except RunError:
-        return False
-
-
 def _mark(folder: Path, key: tuple[str, int], code: str) -> Mark:
     run = RunDir.open(folder)
     info, result = run.info(), run.result() or {}
@@ -224,9 +209,3 @@ def _expected(mark: Mark) -> str:
     least = [f"{for_markdown(name)} ≥ {low:g}" for name, (low, _) in mark.expect.items() if low is not None]
     most = [f"{for_markdown(name)} ≤ {high:g}" for name, (_, high) in mark.expect.items() if high is not None]
     return ", ".join(least + most).replace("mean_return ", "") or "–"
-
-
-def _in_a_process(words: Sequence[str]) -> int:
-    # As many processes as jobs, so one thread of BLAS and the like in each.
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, "-m", "parl_like", *words], env=env, stdout=subprocess.DEVNULL, check=False).returncode
