@@ -25,6 +25,15 @@ collecting=$!
 "$bin/python" -m build --no-isolation --sdist --outdir "$work" . >"$work/log" 2>&1 || { tail -20 "$work/log"; exit 1; }
 tar -xzf "$work"/parl_like-*.tar.gz -C "$work"
 cd "$work"/parl_like-*/
+# What the installation compiled is newer than its sources, and taken as it is; all sources are there all the same.
+sources() { (cd "$1" && find parl_like algorithms models envs robots -name '*.pyx' -o -name '*.pxd' -o -name '*.cpp' -o -name '*.h' | sort); }
+diff <(sources "$root") <(sources .) || { echo "the sdist has other compiled sources than the checkout"; exit 1; }
+mkdir build
+cp -a "$root"/build/cython "$root"/build/lib.* build/ 2>/dev/null || true
+find build/lib.* -name '*.so' 2>/dev/null | while read -r made; do
+    source=${made#build/lib.*/}; source=${source%%.*}.pyx
+    [ -e "$source" ] || [ -e "${source#parl_like/}" ] || rm "$made"
+done
 "$bin/python" -m build --no-isolation --wheel --outdir "$work" . >"$work/log" 2>&1 || { tail -20 "$work/log"; exit 1; }
 "$bin/python" -m venv --without-pip "$work/venv"
 site=$("$work/venv/bin/python" -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
