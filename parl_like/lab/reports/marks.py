@@ -94,7 +94,7 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, object], *
     for name in sorted(data):
         recording.make(name, train=train, say=say)
     words = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
-    say(f"{len(wanted)} runs, {len(wanted) - len(missing)} of them measured before")
+    say(f"{len(wanted)} run{'s' * (len(wanted) != 1)}, {len(wanted) - len(missing)} measured before")
 
     def make(name: str, key: tuple[str, int], code: str, folder: Path) -> Mark:
         train_to_the_end(name, key[1], folder, words, train)
