@@ -129,7 +129,8 @@ def trained() -> dict[str, list[str]]:
             pages = [page for page in ("robots.md", "games.md", "offline.md", "thinker.md", "thinker-published.md")
                      if f"`{name}`" in (PAGE.parent / page).read_text(encoding="utf-8")]
             unit = "iterations" if name in solvers.ROWS else "steps"
-            told = (f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} {unit}, {len(seen)} seeds" if seen
+            told = (f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} {unit}, "
+                    f"{len(seen)} seed{'s' * (len(seen) > 1)}" if seen
                     else f": see [{pages[0]}]({pages[0]})" if pages else "")
             lines[key].append(f"`{name}`{told}")
     return lines
