@@ -113,7 +113,7 @@ class TaskPort(Protocol):
     helper: Callable[[], object] | None
     train: bool
     on_error: Literal["stop", "fail_batch"]
-    serve: Literal["central", "replica"]
+    serve: Literal["auto", "central", "replica"]
     bisect: bool
     sync_every: int
     output_shapes: dict[str, tuple[int, ...]]

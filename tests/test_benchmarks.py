@@ -34,6 +34,8 @@ def ours(monkeypatch):
     ("acting", ["--rounds", "1", "--scale", "0.002"]),
     ("envs", ["--rounds", "1", "--scale", "0.01"]),
     ("gym_envs", ["--rounds", "1", "--scale", "0.001"]),
+    pytest.param("heavy_envs", ["--rounds", "1", "--seconds", "0.1", "--case", "sleep 200", "--of", "parl_like, async",
+                                "--of", "Sample Factory"], marks=pytest.mark.slow),
     ("tabular", ["--rounds", "1", "--scale", "0.01"]),
     ("games", ["--scale", "0.005"]),
     pytest.param("thinker", ["--rounds", "1", "--scale", "0.05", "--net", "small", "--threads", "1"], marks=pytest.mark.slow),
@@ -76,6 +78,9 @@ def test_json_out(name, argv, capsys):
     elif name == "returns":
         assert set(result["cases"]) == {f"{kind} {shape}" for kind in ("gae", "vtrace") for shape in ("[128, 64]", "[20, 256]")}
         assert all(case["ratios"]["vs numpy"] > 0 for case in result["cases"].values())
+    elif name == "heavy_envs":
+        (run,) = result["cases"]["sleep 200"]["runs"]["parl_like, async"]
+        assert run["steps_per_s"] > 0 and run["cores"] > 0
     elif name == "tabular":
         places = {"", ", FrozenLake", ", table"}
         loops = {f"{one}{where}" for one in ("loop", "robot") for where in places}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from math import inf
 from time import monotonic
 from typing import Any
 
@@ -35,6 +36,11 @@ class StopCondition(Guarded):
     def most_steps(self) -> int | None:
         """Environment steps after which it ends a run at the latest, which schedules span; None: nobody knows."""
         return None
+
+    def free_steps(self, robot: UsersRobot) -> float:
+        """Environment steps that may be taken before it has to be asked again: workers take so many by themselves. 0: it is asked
+        after every turn of the agents, for it may end the run at any of them."""
+        return 0.0
 
     def watchers(self) -> list[StopWhenAgent]:
         """The conditions in it that are asked where the agents are."""
@@ -74,6 +80,9 @@ class _Both(StopCondition):
             return min(known, default=None)
         return max(known) if len(known) == 2 else None
 
+    def free_steps(self, robot: RunPort) -> float:
+        return min(side.free_steps(robot) for side in self.sides)
+
     def watchers(self) -> list[StopWhenAgent]:
         return list(dict.fromkeys(one for side in self.sides for one in side.watchers()))
 
@@ -103,6 +112,9 @@ class StopAfterSteps(_StopAfter):
     def most_steps(self) -> int:
         return int(self.n)
 
+    def free_steps(self, robot: RunPort) -> float:
+        return float(self._end - robot.env_steps)
+
 
 class StopAfterEpisodes(_StopAfter):
     """After `n` episodes of this run ended, all agents together; the act that ends the n-th is the last one."""
@@ -115,6 +127,9 @@ class StopAfterIterations(_StopAfter):
 
     counter = "iterations"
     after_iteration = _StopAfter.__call__
+
+    def free_steps(self, robot: RunPort) -> float:
+        return inf
 
 
 class StopAfterSeconds(StopCondition):

@@ -69,6 +69,11 @@ class ArrayPrediction:
         self._kind, self._predict = type(algorithm), type(algorithm).predict
         self._reader = _reader_of(algorithm)
 
+    @property
+    def is_native(self) -> bool:
+        """Return whether one native network of the model makes them."""
+        return self._reader is not None and self._reader.network in self._model.native
+
     def __call__(self, inputs: Mapping[str, Array]) -> dict[str, Array] | None:
         """Return the outputs for [N, …] of each input; None: torch has to make them.
 

@@ -41,6 +41,7 @@ class AgentPool(Counted):
         warned: What environments changed, and a warning has said so.
         idlers: Agents that ask and never step, and a warning has said so.
         should_stop: The stop condition of the run, asked after every act.
+        free_steps: Returns how many steps may be taken before it has to be asked; None: any number.
         stop_requested: True while the run is about to end.
         borrowed: Whether the environment belongs to somebody who will use it after this pool is closed.
     """
@@ -61,7 +62,7 @@ class AgentPool(Counted):
         self.statistics = Statistics() if statistics is None else statistics
         self.warned: set[str] = set() if options.warned is None else options.warned
         self.idlers: list[Agent] = []
-        self.should_stop: Callable[[Any], bool] | None = None
+        self.end_when(None)
         self.stop_requested = self.borrowed = False
         self._robot: Callable[[], RunPort | None] = weakref.ref(self) if robot is None else robot
         self.driver = self._make_driver()
@@ -148,6 +149,10 @@ class AgentPool(Counted):
     def tell(self, text: str) -> None:
         """Tell the user something while the run goes on."""
         log.warning("%s", text)
+
+    def end_when(self, should_stop: Callable[[Any], bool] | None, free_steps: Callable[[], float] | None = None) -> None:
+        """Set what ends this run; None: nothing does."""
+        self.should_stop, self.free_steps = should_stop, free_steps
 
     def take_over(self, notes: Mapping[str, Any]) -> None:
         """Take over what the pool of a worker has counted beside its steps, and said."""

@@ -234,8 +234,8 @@ class Evaluator:
         pool.fill(1 if pool.borrowed else n)
         robot.notes += [note for note in (f"evaluation: {text}" for text in pool.maker.notes if text not in robot.notes)
                         if note not in robot.notes]
-        pool.should_stop = None if stop is None else question(stop)
         if stop is not None:
+            pool.end_when(question(stop))
             stop.begin(pool)
         for agent in pool.agents:
             if limit is not None and agent.env is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from parl_like.environment.hooks import Hook, overridden
@@ -36,14 +37,15 @@ class RunLoop:
                 pool.hooks.begin([*hooks, *watchers])
                 if stop is not None:
                     stop.begin(robot)
-                pool.should_stop = None if stop is None else pool.hooks.in_turn(question(stop))
+                if stop is not None:
+                    pool.end_when(pool.hooks.in_turn(question(stop)), partial(stop.free_steps, robot))
                 for call in overridden([*pool.hooks.own, *hooks], "pre_experiment"):
                     call(robot)
                 pool.hooks.connect()
                 while not pool.stop_requested and self._iterate():
                     if stop is not None and stop.after_iteration(robot):
                         break
-                pool.should_stop = None
+                pool.end_when(None)
                 while pool.driver.stopping and self._iterate():
                     pass
                 self._save()
@@ -56,7 +58,7 @@ class RunLoop:
                 lifecycle.raise_error()
                 refuse_divergence(robot.tasks)
             except BaseException:
-                pool.should_stop = None
+                pool.end_when(None)
                 lifecycle.abandon()
                 raise
             finally:
@@ -87,11 +89,11 @@ class RunLoop:
         pool.lifecycle.refuse_closed("run")
         pool.driver.refuse_agents()  # before a run's own stop condition is touched
         with pool.lifecycle.one_thread:
-            pool.should_stop = self._diagnosis.unless_nobody_asks()
+            pool.end_when(self._diagnosis.unless_nobody_asks())
             try:
                 return self._iterate()
             finally:
-                pool.should_stop = None
+                pool.end_when(None)
 
     def _iterate(self) -> bool:
         """Do one iteration, and the saves that were asked for in it; return False when nothing could run any more."""

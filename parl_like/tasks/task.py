@@ -58,7 +58,9 @@ class ComputationTask:
         train: False: this task never learns (its helpers predict only).
         serve: Where worker processes get their predictions: 'central' from the robot's process, all workers' rows in one batch,
             or 'replica' from networks of their own, which get the parameters after every `sync_every` optimiser steps (and when
-            the agents start). Training is central. Agents in the robot's process are always served by the task itself.
+            the agents start). 'auto': the driver chooses when it makes the agents, replicas where predictions are one small
+            compiled network (`parl_like.drivers.workers.replica_rule`), and the robot's notes say so. Training is central.
+            Agents in the robot's process are always served by the task itself.
         native: Compiled loops of our own compute what they can: networks of dense layers, losses whose gradient is written out,
             and optimiser steps, in float32 on the CPU (docs/native.md). False: torch computes all.
         asks: Names of the tasks that this one asks while it learns (`Algorithm.ask`). Not in a circle. Tasks that ask each other
@@ -68,6 +70,7 @@ class ComputationTask:
         name: The robot's name for it.
         source: What it was made with: an algorithm, or a function that builds one.
         options: The other arguments, which are attributes of the task, too.
+        serve: How workers get their predictions; where it was told 'auto', as the driver has chosen.
         learned: The parameters that its learning changes, with their optimisers, lock and version.
         version: Updates that changed these, its own and those of tasks that share some.
         counts: What it counts while it learns: `learns`, updates given, and `rows_learned`, their rows; `skipped`, optimiser
@@ -90,7 +93,6 @@ class ComputationTask:
     max_skips: int = part("options.max_skips")
     bisect: bool = part("options.bisect")
     train: bool = part("options.train")
-    serve: Literal["central", "replica"] = part("options.serve")
     sync_every: int = part("options.sync_every")
     asks: tuple[str, ...] = part("options.asks")
     native: bool = part("options.native")
@@ -107,13 +109,13 @@ class ComputationTask:
         self, algorithm: Algorithm | Callable[[], Algorithm], helper: Callable[[], object] | None = None, *,
         device: str | torch.device = "cpu", predict_rule: BatchRule | None = None, training_rule: BatchRule | None = None,
         on_error: Literal["stop", "fail_batch"] = "stop", max_skips: int = 10, bisect: bool = False, train: bool = True,
-        serve: Literal["central", "replica"] = "central", sync_every: int = 1, asks: Sequence[str] = (),
+        serve: Literal["auto", "central", "replica"] = "auto", sync_every: int = 1, asks: Sequence[str] = (),
         native: bool = True,
     ) -> None:
         if isinstance(algorithm, type) and issubclass(algorithm, Algorithm) and missing_arguments(algorithm):
             raise TypeError(f"ComputationTask: algorithm is the class {algorithm.__name__}; expected a function that makes one "
                             f"with its model: create_algorithm_func(MyModel, dict(obs=…, act=…), {algorithm.__name__}, {{}})")
-        self.name, self.source = "task", algorithm
+        self.name, self.source, self.serve = "task", algorithm, serve
         self.options = TaskOptions(helper, device_of(device), predict_rule, training_rule, on_error, max_skips, bisect, train,
                                    serve, sync_every, tuple(asks), native)
         if serve == "replica" and isinstance(algorithm, Algorithm):

@@ -27,7 +27,7 @@ class TaskOptions:
     max_skips: int
     bisect: bool
     train: bool
-    serve: Literal["central", "replica"]
+    serve: Literal["auto", "central", "replica"]
     sync_every: int
     asks: tuple[str, ...]
     native: bool
@@ -36,10 +36,10 @@ class TaskOptions:
         for option, rule in (("predict_rule", self.predict_rule), ("training_rule", self.training_rule)):
             if not isinstance(rule, BatchRule | None):
                 raise TypeError(f"ComputationTask: {option} is {rule!r:.60}; expected a BatchRule, such as BatchRule(min_rows=8)")
-        for option, value, known in (("serve", self.serve, ("central", "replica")),
+        for option, value, known in (("serve", self.serve, ("auto", "central", "replica")),
                                      ("on_error", self.on_error, ("stop", "fail_batch"))):
             if value not in known:
-                raise ValueError(f"ComputationTask: {option} is {value!r}; expected {known[0]!r} or {known[1]!r}")
+                raise ValueError(f"ComputationTask: {option} is {value!r}; expected {' or '.join(map(repr, known))}")
         if not isinstance(self.native, bool):
             raise TypeError(f"ComputationTask: native is {self.native!r}; expected True or False")
         if self.sync_every < 1:

@@ -208,7 +208,7 @@ def test_a_worker_with_replicas_is_replaced_and_has_the_parameters():
 def test_replicas_are_built_from_a_function():
     with pytest.raises(TypeError, match=r"serve='replica' needs a function that builds the algorithm.*got Elementwise"):
         ComputationTask(Elementwise(), serve="replica")
-    with pytest.raises(ValueError, match="serve is 'copy'; expected 'central' or 'replica'"):
+    with pytest.raises(ValueError, match="serve is 'copy'; expected 'auto' or 'central' or 'replica'"):
         ComputationTask(Elementwise, serve="copy")
     with pytest.raises(ValueError, match="sync_every is 0"):
         ComputationTask(Elementwise, serve="replica", sync_every=0)

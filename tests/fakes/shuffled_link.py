@@ -25,7 +25,7 @@ class Life:
     def __init__(self, recipe):
         self.arrived, self.coming, self.leaving = deque(), deque(), deque()
         self.over = False
-        self._worker = Worker(recipe, lambda frames: self.leaving.append([bytes(frame) for frame in frames]))
+        self._worker = Worker(recipe, lambda frames: self.leaving.append([bytes(frame) for frame in frames]), halves=True)
         self._steps = self._live()
 
     def advance(self):

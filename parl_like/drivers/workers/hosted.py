@@ -25,6 +25,7 @@ from parl_like.drivers.workers.background_updates import BackgroundUpdates
 from parl_like.drivers.workers.handle import WorkerHandle, WorkerStatus
 from parl_like.drivers.workers.proxies import RemoteAgent
 from parl_like.drivers.workers.recipes import Recipes
+from parl_like.drivers.workers.replica_rule import settle_serving
 from parl_like.drivers.workers.reports import Reports
 from parl_like.drivers.workers.requests import put_request, replies
 from parl_like.drivers.workers.shared_parameters import Publisher
@@ -113,6 +114,10 @@ class HostedDriver(CooperativeDriver):
         """Divides agents over the workers, in blocks; they are made when the robot starts."""
         assert isinstance(pool, AgentPool)
         self.pool = pool
+        settled = settle_serving(pool.tasks)
+        pool.maker.notes += settled.values()
+        if any(pool.tasks[name].serve == "replica" for name in settled):  # nobody asked for runs that end later than others
+            self.supervisor.rounds = lambda: self.reports.free_rounds(sum(agent.n_envs for agent in self.agents))
         like, seeds = pool.maker.make_example(), pool.maker.new_seeds(n)
         stand_ins = [RemoteAgent(pool, index, like, self.reports.observe) for index, _ in seeds]
         agents = cast(list[Agent], stand_ins)
@@ -211,7 +216,8 @@ class HostedDriver(CooperativeDriver):
                     break
                 if self.sync and not self.rounds.update_waits():
                     break
-                if self.sync and not (had or self._phase is CUTTING or any(queue.rows for queue in self.trainings)):
+                if self.sync and not (had or self._phase is CUTTING or any(queue.rows for queue in self.trainings)
+                                      or self.rounds.end_iterations(self.agents, self.parked)):
                     self._robots_turn = True
                     break
                 self.supervisor.order("go", paused)
@@ -324,7 +330,10 @@ class HostedDriver(CooperativeDriver):
         """
         if not any(worker.inbox for worker in self.workers):
             return
-        for worker in sorted(self.workers, key=lambda worker: not worker.divided):
+        workers = sorted(self.workers, key=lambda worker: not worker.divided)
+        if turns := [(worker, message.arrays) for worker in workers for message in worker.inbox if "round" in message.arrays]:
+            self.reports.count_episodes(turns)
+        for worker in workers:
             while worker.inbox:
                 message = worker.inbox.popleft()
                 if message.kind is Kind.EVENT:
@@ -349,7 +358,8 @@ class HostedDriver(CooperativeDriver):
                     self.parked.remove(agent)
         for agent, steps in zip(worker.agents, notes.get("agent_steps", ()), strict=False):
             agent.steps = steps
-        self.reports.count_episodes(worker, message.arrays)
+        if "round" not in message.arrays:
+            self.reports.count_episodes([(worker, message.arrays)])
 
     def wake(self, tickets: list[Ticket]) -> None:
         """In sync mode those who learn hear when the run goes on: agents would act at once, some before and some after what comes

@@ -2,22 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from operator import itemgetter
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from parl_like.agents.agent import Agent
 from parl_like.drivers.messages import ERRORS, Message, RemoteError, text_of
 from parl_like.drivers.workers.handle import WorkerHandle
-from parl_like.drivers.workers.worker_agents import COUNTS
+from parl_like.drivers.workers.worker_agents import COUNTS, ROUNDS
 from parl_like.environment.hooks import overridden
 from parl_like.environment.stop_conditions import StopWhenAgent
 from parl_like.run.agent_pool import AgentPool
 from parl_like.tasks.queues import RequestQueue
 from parl_like.values.errors import AgentFailed
 from parl_like.values.spec import Array
+
+Ended: TypeAlias = tuple[WorkerHandle, tuple[int, int], int, int, object, int, Any]
+"""Worker; the number of its message, and its turn in that; agent, environment, return, length and parts of the rewards."""
+
+
+def _episodes(reported: Iterable[tuple[WorkerHandle, Mapping[str, Array]]]) -> Iterator[Ended]:
+    messages: Counter[WorkerHandle] = Counter()
+    for worker, columns in reported:
+        messages[worker] += 1
+        parts, rounds = iter(columns.get("parts", ())), columns.get("round")
+        lists = (columns[name].tolist() for name in ("agent", "env", "return", "length") if name in columns)
+        for i, (index, env, episode_return, length) in enumerate(zip(*lists, strict=True)):
+            value = np.array(episode_return) if isinstance(episode_return, list) else episode_return
+            turn = messages[worker], 0 if rounds is None else int(rounds[i])
+            yield worker, turn, index, env, value, length, next(parts, ()) if index < 0 else ()
 
 
 class Reports:
@@ -60,6 +77,13 @@ class Reports:
         self._post_steps = [hook.post_act for hook in hooks if getattr(hook, "counts_only", False)]
         self._post_episode = overridden(hooks, "post_episode")
 
+    def free_rounds(self, lanes: int) -> int:
+        """Return how many turns `lanes` environments may take before hooks and the stop condition have to hear of it."""
+        free = self._pool().free_steps
+        if self._post_steps or self._post_episode:
+            return 1
+        return ROUNDS if free is None else int(max(1, min(ROUNDS, free() // max(lanes, 1))))
+
     def count(self, worker: WorkerHandle, queues: Sequence[RequestQueue], notes: Mapping[str, Any]) -> None:
         """Count what the agents of a worker have done in a turn, and what its queues have."""
         pool, agent = self._pool(), worker.agents[0]
@@ -96,16 +120,17 @@ class Reports:
         finally:
             self.calling = False
 
-    def count_episodes(self, worker: WorkerHandle, arrays: Mapping[str, Array]) -> None:
-        """Count episodes that have ended, and tell hooks of them: columns `agent` (−1: to be counted only), `env`, `return`,
-        `length`, and `parts` of the rewards of those that are counted."""
+    def count_episodes(self, reported: Iterable[tuple[WorkerHandle, Mapping[str, Array]]]) -> None:
+        """Count episodes that have ended, and tell hooks of them, turn by turn as the robot would have heard of each.
+
+        Args:
+            reported: Workers, and columns `agent` (−1: to be counted only), `env`, `return`, `length`, `parts` of the rewards of
+                those that are counted, and `round`, where the worker has taken several turns.
+        """
         pool = self._pool()
-        columns = dict(arrays)
-        parts = iter(columns.pop("parts", ()))
-        for index, env, episode_return, length in zip(*(column.tolist() for column in columns.values()), strict=True):
-            value = np.array(episode_return) if isinstance(episode_return, list) else episode_return
+        for worker, _, index, env, value, length, parts in sorted(_episodes(reported), key=itemgetter(1)):
             if index < 0:
-                pool.statistics.count_episode(env, value, length, next(parts, ()))
+                pool.statistics.count_episode(env, value, length, parts)
                 continue
             agent = worker.agents[index - worker.agents[0].index]
             agent.env.episode_return, agent.env.episode_length, agent.env.env_index = value, length, env

@@ -1,4 +1,4 @@
-"""Shared memory for parameters: large networks reach the workers without passing through a socket."""
+"""Shared memory for parameters: networks reach the workers without passing through a socket."""
 
 from __future__ import annotations
 
@@ -11,11 +11,14 @@ from pathlib import Path
 import torch
 
 from parl_like.drivers.messages import pack_state
-from parl_like.drivers.workers.shared_rows import LARGE
 from parl_like.process.shared_memory import offsets
 from parl_like.tasks.acting_copies import tensors_of
 from parl_like.tasks.task import ComputationTask
 from parl_like.values.spec import Array
+
+ASIDE = 1 << 20
+"""Bytes of parameters from which on a worker copies them in a thread, while its agents act (async). Copying less costs less than
+a thread."""
 
 
 class Parameters:
@@ -28,6 +31,9 @@ class Parameters:
         where: The folder of their file, which is made where it is missing; that is the robot's to do first.
         task: The task's name, which may have any characters.
         like: Tensors of the shapes and dtypes that will be published, by network and name; both sides have the same.
+
+    Attributes:
+        aside: Whether they are so many that copying them goes on beside predictions.
     """
 
     def __init__(self, where: str, task: str, like: Mapping[tuple[str, str], torch.Tensor]) -> None:
@@ -38,6 +44,7 @@ class Parameters:
             os.posix_fallocate(file.fileno(), 0, 2 * end)
             self._memory = mmap.mmap(file.fileno(), 2 * end)
         self._size = end
+        self.aside = end >= ASIDE
 
         def view(tensor: torch.Tensor, at: int) -> torch.Tensor:
             return torch.frombuffer(self._memory, dtype=tensor.dtype, count=tensor.numel(), offset=at).view(tensor.shape)
@@ -105,12 +112,11 @@ class Publisher:
         return all(task.sync_every == 1 for task in self._tasks)
 
     def _area(self, task: ComputationTask) -> Parameters | None:
-        """Shared memory for its parameters; None: they go in messages, for they are small, or there is no such memory."""
+        """Shared memory for its parameters; None: they go in messages, for there is no such memory."""
         if task.name not in self._areas:
             like = tensors_of(task.networks_state(acting=True))
-            large = sum(tensor.numel() * tensor.element_size() for tensor in like.values()) >= LARGE
             try:
-                self._areas[task.name] = Parameters(self._folder, task.name, like) if large and self._folder else None
+                self._areas[task.name] = Parameters(self._folder, task.name, like) if self._folder else None
             except OSError:  # no room
                 self._areas[task.name] = None
         return self._areas[task.name]

@@ -99,6 +99,7 @@ class Supervisor:
 
     Attributes:
         restarts: Processes that took the place of another.
+        rounds: Returns how many predictions of replicas a worker may go on by itself; None: it knows.
     """
 
     def __init__(self, link: Link, options: Any, recipe: Callable[[WorkerHandle], object],
@@ -107,6 +108,7 @@ class Supervisor:
         self._lost, self._failed = lost, failed
         self.workers: list[WorkerHandle] = []
         self.restarts = 0
+        self.rounds: Callable[[], int] | None = None
         self.looked = 0.0
         self._causes: Counter[str] = Counter()
         self._ends: dict[str, Any] = {}
@@ -124,6 +126,8 @@ class Supervisor:
         """A message to a worker that is up, which `deliver` sends. Raises WireError where `pack` does; then nothing was sent."""
         if not worker.up:
             return
+        if self.rounds is not None and kind is not Kind.STATE:
+            parts = {**parts, "notes": {**parts["notes"], "rounds": self.rounds()}}
         frames = pack(kind, **parts)
         if kind is not Kind.STATE:  # parameters call for no answer
             if worker.sent == worker.seen:

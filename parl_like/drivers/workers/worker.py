@@ -23,18 +23,13 @@ from parl_like.drivers.frame_stream import FrameStream
 from parl_like.drivers.messages import Frames, Kind, Message, pack, pack_error, pack_state, unpack, unpack_state
 from parl_like.drivers.workers.shared_parameters import Parameters
 from parl_like.drivers.workers.shared_rows import Blocks
-from parl_like.drivers.workers.worker_agents import COUNTS, Recipe, WorkerPool
+from parl_like.drivers.workers.worker_agents import COUNTS, ROUNDS, Recipe, Request, WorkerPool
 from parl_like.learning.span import move_ends
 from parl_like.tasks.acting_copies import tensors_of
-from parl_like.tasks.queues import RequestBatch, RequestQueue
 from parl_like.tasks.training_queue import joined_rows
 from parl_like.values.agent_orders import AgentSignal
 from parl_like.values.errors import AgentFailed
 from parl_like.values.spec import Array
-
-ROUNDS = 16
-"""Predictions of replicas after which a worker lets the robot have its turn. A number, not a time, so that two runs are the
-same."""
 
 ASIDE = ("trace", "state", "load", "settle", "move_ends")
 """Orders after which agents that rest between two runs go on resting."""
@@ -48,13 +43,16 @@ class Worker:
 
     Args:
         send: Carries one message, a list of frames, to the robot; in order, once.
+        halves: Whether it carries them at once, so that half of the agents may be answered while the others act (async).
     """
 
-    def __init__(self, recipe: Recipe, send: Callable[[Frames], object]) -> None:
-        self.recipe, self._send = recipe, send
+    def __init__(self, recipe: Recipe, send: Callable[[Frames], object], halves: bool = False) -> None:
+        self.recipe, self._send, self._halves = recipe, send, halves and not recipe.sync
         self.seen = 0  # messages of the robot taken in
         self.turned = -1  # how many of them at the last turn
         self.rounds = 0  # served here since then
+        self.free_rounds = ROUNDS  # as many as may be
+        self.ended: list[int] = []  # episodes that had ended at each of them
         self.more = False  # another reply comes with the last one
         self.resting = False  # the run is over, and no replica is asked until there is another
         self.steps = self.time_steps = 0  # reported so far
@@ -105,21 +103,25 @@ class Worker:
 
         Returns:
             True: some of them waited for a replica, which has answered, so there is more to do before the robot is heard; at most
-                ROUNDS times.
+                `free_rounds` times.
         """
         driver = self.driver
         if self.seen == self.turned or self.more:
             return False  # only parameters have come, or some of several replies
         if not self.resting:
             driver.rouse()
-        driver.run_ready()
+        if self._halves:
+            driver.run_in_halves(self._ask)
+        else:
+            driver.run_ready()
         here, batches = driver.waiting_here(), driver.batches()
-        paused = driver.rests() or bool(here) and (self.rounds == ROUNDS or self.resting)
+        paused = driver.rests() or bool(here) and (self.rounds >= self.free_rounds or self.resting)
         held = bool(here) and not paused and not self.recipe.sync and driver.answers_come()
         if here and not paused and not held:
             self.rounds += 1
-            for request, queue, batch in batches:
-                self._ask(request, queue, batch, {})
+            self.ended.append(len(self.pool.statistics.ended))
+            for request in batches:
+                self._ask(request)
             driver.wake(max(here, key=lambda queue: queue.rows).serve())
             if monotonic() - self.spoke > SIGN_OF_LIFE:
                 self.send(Kind.EVENT)
@@ -132,11 +134,12 @@ class Worker:
         events, episodes = self._events()
         if events or episodes or not batches:
             self.send(Kind.EVENT, arrays=episodes, notes=events if batches else events | notes)
-        for i, (request, queue, batch) in enumerate(batches, 1):
-            self._ask(request, queue, batch, notes if i == len(batches) else {})
+        for i, request in enumerate(batches, 1):
+            self._ask(request, notes if i == len(batches) else {})
         return False
 
-    def _ask(self, request: int, queue: RequestQueue, batch: RequestBatch, notes: Mapping[str, object]) -> None:
+    def _ask(self, asked: Request, notes: Mapping[str, object] = {}) -> None:  # noqa: B006  it is read alone
+        request, queue, batch = asked
         n = batch.rows
         said: dict[str, object] = {**notes, "n": len(batch.tickets)}
         number = self.blocks.number_of(batch.block) if self.blocks is not None and batch.block is not None else None
@@ -195,6 +198,9 @@ class Worker:
         kinds = {"agent": np.int32, "env": np.int64, "return": np.float64, "length": np.int64}
         columns = zip(*self.pool.statistics.ended, strict=True)
         episodes = {name: np.array(column, kind) for (name, kind), column in zip(kinds.items(), columns, strict=False)}
+        if episodes and self.ended:
+            episodes["round"] = np.searchsorted(self.ended, np.arange(len(self.pool.statistics.ended)), "right").astype(np.int32)
+        self.ended.clear()
         self.pool.statistics.ended.clear()
         if self.pool.statistics.parts:
             episodes["parts"] = np.array(self.pool.statistics.parts, np.float64)
@@ -213,6 +219,7 @@ class Worker:
             self.woken = monotonic()
         self.seen += 1
         self.more = "more" in message.notes
+        self.free_rounds = message.notes.get("rounds", ROUNDS)
         order = message.notes["order"] if message.kind is Kind.ORDER else None
         if order not in ASIDE:
             self.resting = False
@@ -247,7 +254,7 @@ class Worker:
         if self._copying is not None:
             self._copying.join()
             self._copying = None
-        if self.recipe.sync or number is None:
+        if self.recipe.sync or number is None or not self.areas[message.task].aside:
             copy()
         else:
             self._copying = threading.Thread(target=copy, name="parameters")
@@ -343,7 +350,7 @@ def work(payload: bytes, descriptor: int) -> None:
 
 def live(recipe: Recipe, stream: FrameStream) -> None:
     """Make the agents, and obey the robot until it says that this is the end, or has ended itself."""
-    worker = Worker(recipe, stream.send)
+    worker = Worker(recipe, stream.send, halves=True)
     going = worker.begin()
     with suppress(EOFError):
         while going:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from importlib import import_module
-from time import sleep
-from typing import Any
+from time import perf_counter, sleep
+from typing import Any, TypeAlias
 
 import numpy as np
+from greenlet import getcurrent
 
 from parl_like.agents.agent import Agent
 from parl_like.drivers.cooperative import CooperativeDriver
@@ -74,6 +75,17 @@ class Recipe:
     shared: str = ""
 
 
+Request: TypeAlias = tuple[int, RequestQueue, RequestBatch]
+"""Its number, and whose batch it is."""
+
+ROUNDS = 16
+"""Predictions of replicas after which a worker lets the robot have its turn. A number, not a time, so that two runs are the
+same."""
+
+HALVES_S = 0.001
+"""Seconds for which the agents of a worker act before they ask again, from which on they ask in two halves, by turns."""
+
+
 class RemoteDriver(CooperativeDriver):
     """Agents as greenlets, whose batches are served elsewhere; predictions of replicas here.
 
@@ -87,6 +99,7 @@ class RemoteDriver(CooperativeDriver):
         self._again = again
         self.sent: dict[int, tuple[Any, Any]] = {}  # request → queue, batch
         self._requests = 0
+        self._agent_s = 0.0  # from an agent's reply until it asks again, a running mean
 
     def _main(self, agent: Agent) -> None:
         try:
@@ -104,16 +117,40 @@ class RemoteDriver(CooperativeDriver):
         finally:
             self._leave(agent)
 
-    def batches(self) -> list[tuple[int, RequestQueue, RequestBatch]]:
-        """Takes what waits for the robot: request number, queue and batch, in the order of tasks."""
-        out = []
-        for queue in self.queues:
-            if queue.kind == "learn" or queue.task.serve != "replica":
-                while (batch := queue.take()) is not None:
-                    self._requests += 1
-                    self.sent[self._requests] = queue, batch
-                    out.append((self._requests, queue, batch))
-        return out
+    def run_in_halves(self, send: Callable[[Request], object]) -> None:
+        """Run agents as `run_ready` does. As soon as half of them wait for a prediction of the robot, send their rows: it
+        predicts while the other half acts (async).
+
+        Not where all agents together act for less than `HALVES_S`: there two messages cost more than they save.
+        """
+        ready, agents = self.ready, self.agents
+        begin, n = perf_counter(), len(ready)
+        if self._agent_s * len(agents) < HALVES_S:
+            self.run_ready()
+        else:
+            self._hub = getcurrent()
+            half = (sum(agent.n_envs for agent in agents) + 1) // 2
+            asked = [queue for queue in self.predictions if queue.task.serve != "replica"]
+            while ready and not self.stopping:
+                ready.popleft().switch()
+                for queue in asked:
+                    if queue.rows >= half and ready:
+                        for request in self._take(queue):
+                            send(request)
+        if n:
+            each = (perf_counter() - begin) / n
+            self._agent_s = 0.9 * self._agent_s + 0.1 * each if self._agent_s else each
+
+    def batches(self) -> list[Request]:
+        """Take what waits for the robot, in the order of tasks."""
+        return [request for queue in self.queues if queue.kind == "learn" or queue.task.serve != "replica"
+                for request in self._take(queue)]
+
+    def _take(self, queue: RequestQueue) -> Iterator[Request]:
+        while (batch := queue.take()) is not None:
+            self._requests += 1
+            self.sent[self._requests] = queue, batch
+            yield self._requests, queue, batch
 
     def pace(self) -> list[int]:
         """`Agent.progress` of those that learn and do not wait for updates, as of one agent; empty where there are none."""
