@@ -38,6 +38,31 @@ SIGN_OF_LIFE = 1.0
 """Seconds after which a worker that goes on by itself says that it is there."""
 
 
+class ReplicaRounds:
+    """The predictions of replicas since the robot was heard.
+
+    Attributes:
+        n: How many there were.
+        free: How many there may be before the robot has its turn.
+        ended: The episodes that had ended at each of them.
+    """
+
+    def __init__(self) -> None:
+        self.n, self.free = 0, ROUNDS
+        self.ended: list[int] = []
+
+    def add(self, ended: int) -> None:
+        """Note another one, at which so many episodes had ended."""
+        self.n += 1
+        self.ended.append(ended)
+
+    def take_turns(self, episodes: int) -> Array:
+        """Return in which round each of the episodes ended, int32 [n], and begin a new list of them."""
+        turns = np.searchsorted(self.ended, np.arange(episodes), "right").astype(np.int32)
+        self.ended.clear()
+        return turns
+
+
 class Worker:
     """A pool, what the robot has told it, and what the robot was told.
 
@@ -50,9 +75,7 @@ class Worker:
         self.recipe, self._send, self._halves = recipe, send, halves and not recipe.sync
         self.seen = 0  # messages of the robot taken in
         self.turned = -1  # how many of them at the last turn
-        self.rounds = 0  # served here since then
-        self.free_rounds = ROUNDS  # as many as may be
-        self.ended: list[int] = []  # episodes that had ended at each of them
+        self.rounds = ReplicaRounds()  # served here since then
         self.more = False  # another reply comes with the last one
         self.resting = False  # the run is over, and no replica is asked until there is another
         self.steps = self.time_steps = 0  # reported so far
@@ -103,7 +126,7 @@ class Worker:
 
         Returns:
             True: some of them waited for a replica, which has answered, so there is more to do before the robot is heard; at most
-                `free_rounds` times.
+                `ReplicaRounds.free` times.
         """
         driver = self.driver
         if self.seen == self.turned or self.more:
@@ -115,18 +138,17 @@ class Worker:
         else:
             driver.run_ready()
         here, batches = driver.waiting_here(), driver.batches()
-        paused = driver.rests() or bool(here) and (self.rounds >= self.free_rounds or self.resting)
+        paused = driver.rests() or bool(here) and (self.rounds.n >= self.rounds.free or self.resting)
         held = bool(here) and not paused and not self.recipe.sync and driver.answers_come()
         if here and not paused and not held:
-            self.rounds += 1
-            self.ended.append(len(self.pool.statistics.ended))
+            self.rounds.add(len(self.pool.statistics.ended))
             for request in batches:
                 self._ask(request)
             driver.wake(max(here, key=lambda queue: queue.rows).serve())
             if monotonic() - self.spoke > SIGN_OF_LIFE:
                 self.send(Kind.EVENT)
             return True
-        self.rounds, self.turned = self.rounds if held else 0, self.seen
+        self.rounds.n, self.turned = self.rounds.n if held else 0, self.seen
         notes = self._counts()
         if paused:
             notes["paused"] = True
@@ -198,9 +220,9 @@ class Worker:
         kinds = {"agent": np.int32, "env": np.int64, "return": np.float64, "length": np.int64}
         columns = zip(*self.pool.statistics.ended, strict=True)
         episodes = {name: np.array(column, kind) for (name, kind), column in zip(kinds.items(), columns, strict=False)}
-        if episodes and self.ended:
-            episodes["round"] = np.searchsorted(self.ended, np.arange(len(self.pool.statistics.ended)), "right").astype(np.int32)
-        self.ended.clear()
+        several, turns = bool(self.rounds.ended), self.rounds.take_turns(len(self.pool.statistics.ended))
+        if several and episodes:
+            episodes["round"] = turns
         self.pool.statistics.ended.clear()
         if self.pool.statistics.parts:
             episodes["parts"] = np.array(self.pool.statistics.parts, np.float64)
@@ -219,7 +241,7 @@ class Worker:
             self.woken = monotonic()
         self.seen += 1
         self.more = "more" in message.notes
-        self.free_rounds = message.notes.get("rounds", ROUNDS)
+        self.rounds.free = message.notes.get("rounds", ROUNDS)
         order = message.notes["order"] if message.kind is Kind.ORDER else None
         if order not in ASIDE:
             self.resting = False
