@@ -15,7 +15,7 @@ from parl_like.learning._written import critics
 from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.algorithm import Algorithm, Loss
 from parl_like.learning.model_check import ContractError, answer, check_methods, check_shape
-from parl_like.learning.native import Network, Pass, WrittenLoss, float32_of
+from parl_like.learning.native import Network, Pass, WrittenLoss, float32_of, watched
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array
 
@@ -56,6 +56,10 @@ class WrittenActorQ:
         self.critics.ready()
         return self.critics.keep(np.concatenate([self.features, act], 1))
 
+    def without_gradients(self, act: Array) -> list[Array]:
+        """Return the critics' values of actions [N, dim], [N, 1] each."""
+        return self.critics.forward(np.concatenate([self.features, act], 1))
+
     def policy(self) -> tuple[Array, Pass]:
         """Return what the policy's last layer gives out, [N, numbers], and what its gradient needs."""
         (numbers,), kept = self.actor.keep(self.features)
@@ -88,6 +92,15 @@ def written_actor_q(model: Any, obs: Any) -> WrittenActorQ | None:
         return None
     features = model.features_to_write(obs)
     return None if features is None else WrittenActorQ(actor, of_critics, features)
+
+
+def evaluated_actor_q(actor_of: Any, critics_of: Any, obs: Any) -> WrittenActorQ | None:
+    """As `written_actor_q`, without gradients: the policy of one model and the critics of another, as targets have them."""
+    actor, of_critics = getattr(actor_of, "native", {}).get("actor"), getattr(critics_of, "native", {}).get("critics")
+    if actor is None or of_critics is None or critics_of.heads != 1 or watched() or not (actor.ready() and of_critics.ready()):
+        return None
+    features, again = actor_of.features_to_write(obs), critics_of.features_to_write(obs)
+    return None if features is None or again is None else WrittenActorQ(actor, of_critics, features)
 
 
 def box_only(algorithm: Algorithm) -> None:

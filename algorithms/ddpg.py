@@ -8,8 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from parl_like.algorithms.actor_q import WrittenActorQ, actor_and_critics, critic_terms, written_actor_q
+from parl_like.algorithms.actor_q import (
+    WrittenActorQ,
+    actor_and_critics,
+    critic_terms,
+    evaluated_actor_q,
+    written_actor_q,
+)
 from parl_like.algorithms.targets import powers, rewards_and_discount
+from parl_like.learning._written import least
 from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Algorithm, Schedule, Window
 from parl_like.learning.array_prediction import gives
@@ -17,7 +24,7 @@ from parl_like.learning.explorers import Explorer, Noisy
 from parl_like.learning.fixed_settings import explorers_have
 from parl_like.learning.model import Model
 from parl_like.learning.model_check import answer, check_shape
-from parl_like.learning.native import WrittenLoss, twin_of
+from parl_like.learning.native import WrittenLoss, has_native_learn, twin_of
 from parl_like.values.batch import Batch
 
 
@@ -76,12 +83,16 @@ class TD3(Algorithm):
 
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N]."""
-        act = self.target.act(batch.obs_next)
+        written = evaluated_actor_q(self.target, self.target, batch.obs_next) if has_native_learn(self) else None
+        act = (self.target.act(batch.obs_next) if written is None else
+               torch.from_numpy(written.actor.forward(written.features)[0]).tanh_())
         if self.smoothing:
             noise = torch.randn(act.shape, generator=self.torch_rng, device=act.device) * self.smoothing
             act = (act + noise.clamp(-self.smoothing_clip, self.smoothing_clip)).clamp(-1.0, 1.0)
         rew, discount = rewards_and_discount(batch, self.discounts)
-        batch.target = rew + discount * self.target.q(batch.obs_next, act).amin(0)
+        q = (self.target.q(batch.obs_next, act).amin(0) if written is None else
+             torch.from_numpy(least(written.without_gradients(act.numpy()), 0.0)[0]))
+        batch.target = rew + discount * q
         return batch
 
     def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
@@ -100,12 +111,13 @@ class TD3(Algorithm):
         if self.due("actor"):
             numbers, kept = written.policy()
             act = np.tanh(numbers)
-            values, of_critics = written.values(act)
-            q = float(values[0].mean())
+            first = WrittenActorQ(written.actor, self.model.native["first critic"], written.features)
+            (values,), of_first = first.values(act)
+            q = float(values.mean())
 
             def write() -> None:
-                d_q = np.full_like(values[0], -1.0 / len(act))
-                written.write_policy(kept, written.by_act(of_critics, [d_q, *[None] * (len(values) - 1)]) * (1.0 - act * act))
+                d_q = np.full_like(values, -1.0 / len(act))
+                written.write_policy(kept, first.by_act(of_first, [d_q]) * (1.0 - act * act))
 
             yield {"actor": WrittenLoss(-q, write), "q": q}
 

@@ -16,6 +16,7 @@ from parl_like.algorithms.actor_q import (
     check_actor_q,
     critic_terms,
     default_entropy,
+    evaluated_actor_q,
     expected,
     written_actor_q,
 )
@@ -26,8 +27,9 @@ from parl_like.learning.algorithm import Algorithm, Loss, Schedule, Window
 from parl_like.learning.array_prediction import gives
 from parl_like.learning.explorers import Categorical, Explorer, SquashedGaussian
 from parl_like.learning.model import Model
-from parl_like.learning.native import WrittenLoss, twin_of
+from parl_like.learning.native import WrittenLoss, has_native_learn, twin_of, written_product
 from parl_like.values.batch import Batch
+from parl_like.values.spec import Array
 
 
 class SAC(Algorithm):
@@ -114,7 +116,8 @@ class SAC(Algorithm):
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N]."""
         rew, discount = rewards_and_discount(batch, self.discounts)
-        q, log_p = self.soft(batch.obs_next, self.target)
+        written = evaluated_actor_q(self.model, self.target, batch.obs_next) if self.natively_soft() else None
+        q, log_p = self.soft(batch.obs_next, self.target) if written is None else self._target_terms(written)
         batch.target = rew + discount * (q - self.log_alpha.exp() * log_p)
         return batch
 
@@ -138,13 +141,24 @@ class SAC(Algorithm):
         written = None if self.discrete else written_actor_q(self.model, batch.obs)
         return None if written is None else self._written_steps(batch, written)
 
+    def natively_soft(self) -> bool:
+        """Return whether `soft` is what the compiled loops compute."""
+        return not self.discrete and has_native_learn(self)
+
+    def _draw(self, numbers: Array) -> Squashed:
+        noise = torch.randn((len(numbers), numbers.shape[1] // 2), generator=self.torch_rng)
+        return Squashed(numbers, noise.numpy())
+
+    def _target_terms(self, written: WrittenActorQ) -> tuple[Tensor, Tensor]:
+        drawn = self._draw(written.actor.forward(written.features)[0])
+        q, _ = least(written.without_gradients(drawn.act), 0.0)
+        return torch.from_numpy(q), torch.from_numpy(drawn.log_prob)
+
     def _written_steps(self, batch: Batch, written: WrittenActorQ) -> Generator[Mapping[str, Any], None, None]:
         yield written.critic_terms(batch)
         if self.due("actor"):
             numbers, kept = written.policy()
-            shape = len(numbers), numbers.shape[1] // 2
-            noise = torch.randn(shape, generator=self.torch_rng)
-            drawn = Squashed(numbers, noise.numpy())
+            drawn = self._draw(numbers)
             values, of_critics = written.values(drawn.act)
             q, d_q = least(values, -1.0 / len(numbers))
             alpha, log_p = float(self.log_alpha.detach().exp()), float(drawn.log_prob.mean())
@@ -155,7 +169,7 @@ class SAC(Algorithm):
             yield {"actor": WrittenLoss(alpha * log_p - float(q.mean()), write), "entropy": -log_p, "alpha": alpha}
             if self.log_alpha.requires_grad:
                 wanted = default_entropy(self.model.act_space, batch.obs) if self.target_entropy is None else self.target_entropy
-                yield {"temperature": -self.log_alpha * (log_p + wanted)}
+                yield {"temperature": written_product(self.log_alpha, -(log_p + wanted))}
 
     def post_process(self, batch: Batch) -> None:
         self.update_target(self.target, tau=self.tau)

@@ -75,12 +75,13 @@ class MLPActorQ(Model):
                         EnsembleMLP(critics, sizes, activation, activate_last=False))
 
     def native_networks(self) -> dict[str, NetworkLayers]:
-        """`actor`, of the features of the perception: what the head makes its outputs of; and `critics`, of these and actions."""
+        """`actor`, of the features of the perception: what the head makes its outputs of; of these and actions `critics`, and
+        `first critic` alone."""
         actor = NetworkLayers(int(self.perception.out_size))  # type: ignore[arg-type]
         actor.outputs["actor"] = actor.add(self.head, actor.add(self.body))
         critics = NetworkLayers(actor.n_in if self.discrete else actor.n_in + self.dim)
         critics.outputs = {f"critic {i}": end for i, end in enumerate(critics.add(self.critics))}
-        return {"actor": actor, "critics": critics}
+        return {"actor": actor, "critics": critics, "first critic": critics.only("critic 0")}
 
     def native_reader(self, method: str) -> NativeReader | None:
         """Return how `policy` or `act` is computed of plain vectors; None: it is not."""

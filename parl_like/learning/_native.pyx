@@ -24,11 +24,6 @@ import torch.nn.modules.module as modules
 cdef extern from "Python.h":
     PyObject* PyTuple_GET_ITEM(tuple, Py_ssize_t)
 
-from cpython.pythread cimport (
-    NOWAIT_LOCK, PyThread_acquire_lock, PyThread_allocate_lock, PyThread_free_lock, PyThread_release_lock, PyThread_type_lock,
-    WAIT_LOCK)
-
-
 cdef extern from "native.h" namespace "native" nogil:
     cdef struct Layer:
         int source, activation
@@ -39,9 +34,8 @@ cdef extern from "native.h" namespace "native" nogil:
         const float *scale
         const float *shift
         long dw, db, dscale, dshift
-        float *forward_panels
+        float *panels
         float *padded_bias
-        float *backward_panels
     cdef struct Values:
         float *y
         float *z
@@ -53,8 +47,8 @@ cdef extern from "native.h" namespace "native" nogil:
     long pad(long)
     long stride(long)
     const Kernels* kernels_of(int, int*)
-    void run_forward(const Kernels&, const Layer*, const Values*, long, const float*, long, cbool)
-    void run_backward(const Kernels&, const Layer*, const Values*, long, const float*, float*, long, char*, float*)
+    void run_forward(const Kernels&, const Layer*, const Values*, long, const float*, long, cbool, cbool)
+    void run_backward(const Kernels&, const Layer*, const Values*, long, const float*, long, float*, long, char*, float*)
     double run_norm(const Kernels&, float**, const long*, long)
     void run_scale(const Kernels&, float**, const long*, long, float)
     void run_adam(const Kernels&, float**, float**, float**, float**, float**, const long*, long, double, double, double, double,
@@ -66,7 +60,9 @@ cdef object TRACING = torch._C._get_tracing_state, COMPILING = torch.compiler.is
 cdef object CASTING = torch.is_autocast_enabled, MODES = torch._C._len_torch_dispatch_stack
 cdef tuple HOOKS = (modules._global_forward_hooks, modules._global_forward_pre_hooks, modules._global_backward_hooks,
                     modules._global_backward_pre_hooks)
-cdef enum: CHUNK = 256  # rows of a forward pass that keeps nothing: their values stay in the cache
+cdef enum:
+    CHUNK = 256  # rows of a forward pass that keeps nothing: their values stay in the cache
+    FEW = 64  # up to so many rows take weights from panels, which stay packed as long as the weights are the same
 cdef object FLOAT = torch.float32, STRIDED = torch.strided
 ACTIVATIONS = ("identity", "tanh", "relu", "silu")
 
@@ -131,7 +127,7 @@ cdef class Pass:
 cdef class Network:
     """The network that a `parl_like.learning.native.NetworkLayers` describes, on the memory of its parameters.
 
-    Several threads may compute with it; one waits for the other. Nobody changes the parameters meanwhile.
+    Several threads may compute with it. Nobody changes the parameters meanwhile.
 
     Args:
         description: The layers.
@@ -152,7 +148,6 @@ cdef class Network:
     cdef cbool moved  # a parameter has other memory than the layers know
     cdef vector[long] outputs
     cdef Pass scratch, spare
-    cdef PyThread_type_lock lock  # of the panels, which all passes write
     cdef object flat, views
     cdef cbool packed
     cdef vector[float] before  # weights and biases of all layers when `forward` packed them; empty: it has not, or others have since
@@ -185,36 +180,23 @@ cdef class Network:
             layer.n_in, layer.n_out = dense.n_in, dense.n_out
             layer.dw, layer.db, layer.dscale, layer.dshift = [self.starts[k] + off if k >= 0 else -1 for k, off in places]
             self.layers.push_back(layer)
-            total += layer.n_in * pad(layer.n_out) + pad(layer.n_out) + layer.n_out * pad(layer.n_in)
+            total += (layer.n_in + 1) * pad(layer.n_out)
         self.outputs = list(description.outputs.values())
         self.parameters = tuple(parameters)
         self.pointers.assign(len(parameters), NULL)
         self.shapes, self.moved = [tensor.shape for tensor in parameters], True
         measure(parameters, self.sizes)
         self.panels = room(total)
-        self.lock = PyThread_allocate_lock()
-        if self.lock == NULL:
-            raise MemoryError("a lock of a network")
         cdef float* at = self.panels
         cdef size_t i
         for i in range(self.layers.size()):
-            self.layers[i].forward_panels = at
+            self.layers[i].panels = at
             at += self.layers[i].n_in * pad(self.layers[i].n_out)
-            self.layers[i].backward_panels = at
-            at += self.layers[i].n_out * pad(self.layers[i].n_in)
             self.layers[i].padded_bias = at
             at += pad(self.layers[i].n_out)
 
     def __dealloc__(self):
         give_back(self.panels)
-        if self.lock != NULL:
-            PyThread_free_lock(self.lock)
-
-    cdef void enter_alone(self) noexcept:
-        """Wait for the pass of another thread, if there is one. What follows calls no Python, or holds the interpreter."""
-        if not PyThread_acquire_lock(self.lock, NOWAIT_LOCK):
-            with nogil:
-                PyThread_acquire_lock(self.lock, WAIT_LOCK)
 
     def __reduce__(self):
         """A copy is one of the copied parameters."""
@@ -273,11 +255,8 @@ cdef class Network:
             self.packed = self.moved = False
         return True
 
-    def forward(self, const float[:, ::1] x not None, *, cbool unchanged=False):
+    def forward(self, const float[:, ::1] x not None):
         """Return the outputs of rows [N, n_in], [N, n_out] float32 each. `ready` has just said so.
-
-        Args:
-            unchanged: The parameters are those of the call before.
 
         Raises:
             ValueError: the rows have another size.
@@ -287,23 +266,17 @@ cdef class Network:
         if self.scratch is None or self.scratch.most < min(rows, CHUNK):
             self.scratch = Pass(self, min(max(rows, 16), CHUNK))
         out = [np.empty((rows, self.layers[i].n_out), np.float32) for i in self.outputs]
-        cdef cbool packed
-        self.enter_alone()
-        try:
-            packed = self.packed and (unchanged or self.same())
-            if not packed:
-                self.note()
-            for begin in range(0, rows, CHUNK):
-                some = min(rows - begin, CHUNK)
-                self.enter(self.scratch, &x[begin, 0], some)
-                run_forward(KERNELS[0], self.layers.data(), self.scratch.values.data(), self.layers.size(), self.scratch.x, some,
-                            packed)
-                packed = True
-                for i in range(<long>self.outputs.size()):
-                    self.leave(self.scratch, self.outputs[i], out[i], begin, some)
-            self.packed = packed or self.packed
-        finally:
-            PyThread_release_lock(self.lock)
+        cdef cbool few = rows <= FEW, packed = few and self.packed and self.same()
+        if few and not packed:
+            self.note()
+        for begin in range(0, rows, CHUNK):
+            some = min(rows - begin, CHUNK)
+            self.enter(self.scratch, &x[begin, 0], some)
+            run_forward(KERNELS[0], self.layers.data(), self.scratch.values.data(), self.layers.size(), self.scratch.x, some, few,
+                        packed)
+            for i in range(<long>self.outputs.size()):
+                self.leave(self.scratch, self.outputs[i], out[i], begin, some)
+        self.packed = self.packed or few
         return out
 
     def keep(self, const float[:, ::1] x not None):
@@ -318,12 +291,8 @@ cdef class Network:
         out = [np.empty((rows, self.layers[i].n_out), np.float32) for i in self.outputs]
         if rows:
             self.enter(kept, &x[0, 0], rows)
-        self.enter_alone()
-        self.before.clear()
         with nogil:
-            run_forward(KERNELS[0], self.layers.data(), kept.values.data(), self.layers.size(), kept.x, rows, False)
-        self.packed = True
-        PyThread_release_lock(self.lock)
+            run_forward(KERNELS[0], self.layers.data(), kept.values.data(), self.layers.size(), kept.x, rows, False, False)
         for i in range(<long>self.outputs.size()):
             self.leave(kept, self.outputs[i], out[i], 0, rows)
         return out, kept
@@ -382,11 +351,9 @@ cdef class Network:
                 memcpy(d + r * ld, &one[r, 0], n_out * sizeof(float))
                 memset(d + r * ld + n_out, 0, (ld - n_out) * sizeof(float))
             wanted[i] = 1
-        self.enter_alone()
         with nogil:
-            run_backward(KERNELS[0], self.layers.data(), kept.values.data(), self.layers.size(), kept.x,
+            run_backward(KERNELS[0], self.layers.data(), kept.values.data(), self.layers.size(), kept.x, self.n_in,
                          kept.dx if to_input else NULL, rows, wanted.data(), to)
-        PyThread_release_lock(self.lock)
         result = None
         cdef float[:, ::1] dx
         if to_input:

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
+#include <utility>
 
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
 #define PARL_X86 1
@@ -15,6 +16,7 @@
 namespace native {
 
 enum Activation { IDENTITY, TANH, RELU, SILU };
+enum Order : long { PANELS = 0, WEIGHTS = -1, TURNED = -2 };  // how the second factor of a product lies, if not in rows
 constexpr long WIDTH = 16;  // rows of values begin at multiples of it, and are filled up with zeros
 inline long pad(long n) { return (n + WIDTH - 1) / WIDTH * WIDTH; }
 // Numbers between the beginnings of two rows: rows a power of two apart would share a few lines of the cache
@@ -27,7 +29,7 @@ struct Layer {
   long n_in, n_out;
   const float *w, *b, *scale, *shift;     // b: null, or [out]; scale, shift: null, or those of a layer norm
   long dw, db, dscale, dshift;            // where their gradients begin
-  float *forward_panels, *padded_bias, *backward_panels;
+  float *panels, *padded_bias;            // room for both
 };
 
 // What one layer keeps of one forward pass: outputs, products before a silu, normalised rows and their slopes; and gradients
@@ -40,7 +42,7 @@ struct Adam {
 };
 
 struct Kernels {
-  void (*forward)(const Layer&, const Values&, const float*, long, long);
+  void (*forward)(const Layer&, const Values&, const float*, long, long, bool);
   void (*backward)(const Layer&, const Values&, const float*, long, float*, bool, long, float*);
   void (*pack)(const float*, bool, long, long, float*);
   double (*square_sum)(const float*, long);
@@ -115,29 +117,29 @@ struct Flush {
 #endif
 };
 
+// `panels`: take the weights from panels, in which they lie where they are `packed`
 inline void run_forward(const Kernels& k, const Layer* layers, const Values* values, long n, const float* x, long rows,
-                        bool packed) {
+                        bool panels, bool packed) {
   Flush flush;
   for (long i = 0; i < n; i++) {
     const Layer& l = layers[i];
-    if (!packed) {
-      k.pack(l.w, l.transposed, l.n_in, l.n_out, l.forward_panels);
-      std::memset(l.padded_bias, 0, pad(l.n_out) * sizeof(float));
-      if (l.b) std::memcpy(l.padded_bias, l.b, l.n_out * sizeof(float));
-    }
-    k.forward(l, values[i], l.source < 0 ? x : values[l.source].y, stride(l.n_in), rows);
+    if (panels && !packed) k.pack(l.w, l.transposed, l.n_in, l.n_out, l.panels);
+    if (l.b) std::memcpy(l.padded_bias, l.b, l.n_out * sizeof(float));
+    k.forward(l, values[i], l.source < 0 ? x : values[l.source].y, stride(l.n_in), rows, panels);
   }
 }
 
 // `wanted`: of each layer, 1 where its dy has been given, else 0; dx: null, or for the gradient of the input
-inline void run_backward(const Kernels& k, const Layer* layers, const Values* values, long n, const float* x, float* dx,
+inline void run_backward(const Kernels& k, const Layer* layers, const Values* values, long n, const float* x, long n_in, float* dx,
                          long rows, char* wanted, float* gradient) {
   Flush flush;
   bool add = false;
   for (long i = n - 1; i >= 0; i--) {
     const Layer& l = layers[i];
-    if (!wanted[i]) std::memset(values[i].dy, 0, rows * stride(l.n_out) * sizeof(float));
-    if (l.source < 0) {
+    if (!wanted[i]) {  // as autograd has it: no gradient comes from there, whatever the weights are
+      for (auto [at, size] : {std::pair(l.dw, l.n_in * l.n_out), {l.db, l.n_out}, {l.dscale, l.n_out}, {l.dshift, l.n_out}})
+        if (gradient && at >= 0) std::memset(gradient + at, 0, size * sizeof(float));
+    } else if (l.source < 0) {
       k.backward(l, values[i], x, stride(l.n_in), dx, add, rows, gradient);
       add = true;
     } else {
@@ -145,6 +147,7 @@ inline void run_backward(const Kernels& k, const Layer* layers, const Values* va
       wanted[l.source] = 1;
     }
   }
+  if (dx && !add) std::memset(dx, 0, rows * stride(n_in) * sizeof(float));
 }
 
 inline double run_norm(const Kernels& k, float* const* parts, const long* sizes, long n) {

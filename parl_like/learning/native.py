@@ -163,6 +163,17 @@ class WrittenLoss:
         self.write()
 
 
+def written_product(parameter: nn.Parameter, factor: float) -> WrittenLoss | Tensor:
+    """Return the loss parameter · factor of one number; by autograd where its gradient cannot just be put there."""
+    if watched() or not (learnable(parameter) and plain(parameter)):
+        return parameter * factor
+
+    def write() -> None:
+        parameter.grad = torch.full_like(parameter, factor, requires_grad=False)
+
+    return WrittenLoss(float(parameter.detach()) * factor, write)
+
+
 class WrittenEvaluation:
     """Log-probabilities, entropy and values of some rows, with gradients that are written out.
 

@@ -84,41 +84,75 @@ INLINE void columns(const float* a, long ra, long pa, const float* b, long ldb, 
   for (; r < rows; r++) tile<1, C>(a + r * ra, ra, pa, b, ldb, depth, bias, add, c + r * ldc, ldc, cols);
 }
 
-// c [rows, cols] = (bias, c itself, or 0) + a · b, where b [depth, cols] has rows of `ldb` numbers, or lies in panels (ldb 0).
-// a, b and what is added are padded to 16 columns with zeros. With `exact` nothing is written behind the columns of c.
+// Transpose VL × VL numbers: blocks of half the size change places, then those inside them.
+template <int HALF>
+INLINE void turn(V* m) {
+  I low, high;
+  for (int e = 0; e < VL; e++) low[e] = e & HALF ? VL + e - HALF : e, high[e] = e & HALF ? VL + e : e + HALF;
+#pragma GCC unroll 16
+  for (int i = 0; i < VL; i++)
+    if (!(i & HALF)) {
+      const V a = m[i], b = m[i + HALF];
+      m[i] = __builtin_shuffle(a, b, low), m[i + HALF] = __builtin_shuffle(a, b, high);
+    }
+  if constexpr (HALF > 1) turn<HALF / 2>(m);
+}
+
+// Rows p0 to p1 and columns j to j + width of b [depth, cols] or, with `turned`, of its transpose, into `to` [p1 − p0, width], which
+// is filled up with zeros
+INLINE void pack_piece(const float* b, bool turned, long depth, long cols, long j, long width, long p0, long p1, float* to) {
+  const long have = std::max<long>(std::min(cols - j, width), 0);
+  if (have < width) std::memset(to, 0, (p1 - p0) * width * sizeof(float));
+  if (!turned) {
+    for (long p = p0; p < p1; p++) std::memcpy(to + (p - p0) * width, b + p * cols + j, have * sizeof(float));
+    return;
+  }
+  long whole = 0;
+  for (; whole + VL <= have; whole += VL) {
+    long p = p0;
+    for (; p + VL <= p1; p += VL) {
+      V m[VL];
+#pragma GCC unroll 16
+      for (int i = 0; i < VL; i++) m[i] = load(b + (j + whole + i) * depth + p);
+      turn<VL / 2>(m);
+#pragma GCC unroll 16
+      for (int i = 0; i < VL; i++) store(to + (p - p0 + i) * width + whole, m[i]);
+    }
+    for (long k = whole; k < whole + VL; k++)
+      for (long r = p; r < p1; r++) to[(r - p0) * width + k] = b[(j + k) * depth + r];
+  }
+  for (long k = whole; k < have; k++)
+    for (long p = p0; p < p1; p++) to[(p - p0) * width + k] = b[(j + k) * depth + p];
+}
+
+// c [rows, cols] = (bias, c itself, or 0) + a · b, where b [depth, cols] has rows of `ldb` numbers, lies in panels of PANEL columns
+// (PANELS), or is a weight matrix [depth, cols], or the transpose of one (TURNED), pieces of which are packed as they come.
+// a, b in rows or panels, and what is added are padded to 16 columns with zeros. With `exact` nothing is written behind the columns
+// of c.
 static void product(const float* a, long ra, long pa, const float* b, long ldb, long rows, long cols, long depth,
                     const float* bias, bool add, float* c, long ldc, bool exact) {
+  alignas(64) float piece[PIECE * PANEL];
   const long padded = pad(cols);
   for (long j = 0; j < (exact ? cols : padded); j += PANEL) {
     const long width = std::min<long>(PANEL, padded - j), have = exact ? std::min(cols - j, width) : width;
-    const float* from = ldb ? b + j : b + j * depth;
-    const long ld = ldb ? ldb : width;
     // In pieces of the sum that stay in the first cache; a piece goes on from the sum before it, so its bits are the same.
     for (long p = 0; p == 0 || p < depth; p += PIECE) {
-      const long some = std::min(PIECE, depth - p);
+      const long some = std::min(PIECE, depth - p), ld = ldb > 0 ? ldb : width;
+      const float* from = ldb > 0 ? b + j + p * ldb : ldb == PANELS ? b + j * depth + p * width : piece;
+      if (from == piece) pack_piece(b, ldb == TURNED, depth, cols, j, width, p, p + some, piece);
       const float* first = bias && !p ? bias + j : nullptr;
       if (width == PANEL)
-        columns<PANEL / VL>(a + p * pa, ra, pa, from + p * ld, ld, rows, some, first, add || p, c + j, ldc, have);
+        columns<PANEL / VL>(a + p * pa, ra, pa, from, ld, rows, some, first, add || p, c + j, ldc, have);
       else
-        columns<1>(a + p * pa, ra, pa, from + p * ld, ld, rows, some, first, add || p, c + j, ldc, have);
+        columns<1>(a + p * pa, ra, pa, from, ld, rows, some, first, add || p, c + j, ldc, have);
     }
   }
 }
 
 // b [depth, cols], or with `turned` its transpose, into panels of PANEL columns, padded with zeros
 static void pack(const float* b, bool turned, long depth, long cols, float* panels) {
-  const long padded = pad(cols);
-  for (long j = 0; j < padded; j += PANEL) {
-    const long width = std::min<long>(PANEL, padded - j), have = std::max<long>(std::min(cols - j, width), 0);
-    float* to = panels + j * depth;
-    if (have < width) std::memset(to, 0, depth * width * sizeof(float));
-    if (!turned)
-      for (long p = 0; p < depth; p++) std::memcpy(to + p * width, b + p * cols + j, have * sizeof(float));
-    else
-      for (long p0 = 0; p0 < depth; p0 += 16)  // a block of lines of both sides stays in the cache
-        for (long k = 0; k < have; k++)
-          for (long p = p0, end = std::min(p0 + 16, depth); p < end; p++) to[p * width + k] = b[(j + k) * depth + p];
-  }
+  for (long j = 0, padded = pad(cols); j < padded; j += PANEL)
+    pack_piece(b, turned, depth, cols, j, std::min<long>(PANEL, padded - j), 0, depth, panels + j * depth);
 }
 
 // sums over a row's `n` numbers of x, or of x y: 16 partial sums, then these in pairs
@@ -137,9 +171,9 @@ INLINE float row_sum(const float* x, const float* y, long n) {
   return sum[0];
 }
 
-static void forward_layer(const Layer& l, const Values& v, const float* x, long ldx, long rows) {
-  const long ld = stride(l.n_out);
-  product(x, ldx, 1, l.forward_panels, 0, rows, l.n_out, l.n_in, l.padded_bias, false, v.y, ld, false);
+static void forward_layer(const Layer& l, const Values& v, const float* x, long ldx, long rows, bool packed) {
+  const long ld = stride(l.n_out), how = packed ? PANELS : l.transposed ? TURNED : WEIGHTS;
+  product(x, ldx, 1, packed ? l.panels : l.w, how, rows, l.n_out, l.n_in, l.padded_bias, false, v.y, ld, false);
   if (l.scale)
     for (long r = 0; r < rows; r++) {
       float* y = v.y + r * ld;
@@ -198,8 +232,9 @@ static void backward_layer(const Layer& l, const Values& v, const float* x, long
       for (long j = 0; j < l.n_out; j++) row[j] = v.slope[r] * (row[j] - mean - h[j] * along);
     }
   }
-  if (gradient && l.transposed) product(d, 1, ld, x, ldx, l.n_out, l.n_in, rows, nullptr, false, gradient + l.dw, l.n_in, true);
-  if (gradient && !l.transposed) product(x, 1, ldx, d, ld, l.n_in, l.n_out, rows, nullptr, false, gradient + l.dw, l.n_out, true);
+  const bool across = l.transposed || l.n_out == 1;  // one column lies as a row does, and vectors run along that
+  if (gradient && across) product(d, 1, ld, x, ldx, l.n_out, l.n_in, rows, nullptr, false, gradient + l.dw, l.n_in, true);
+  if (gradient && !across) product(x, 1, ldx, d, ld, l.n_in, l.n_out, rows, nullptr, false, gradient + l.dw, l.n_out, true);
   if (gradient && l.db >= 0)
     for (long j = 0; j < ld; j += VL) {
       V sum = splat(0.0f);
@@ -207,8 +242,7 @@ static void backward_layer(const Layer& l, const Values& v, const float* x, long
       std::memcpy(gradient + l.db + j, &sum, std::min<long>(VL, std::max<long>(l.n_out - j, 0)) * sizeof(float));
     }
   if (!dx) return;
-  pack(l.w, !l.transposed, l.n_out, l.n_in, l.backward_panels);
-  product(d, ld, 1, l.backward_panels, 0, rows, l.n_in, l.n_out, nullptr, add, dx, ldx, false);
+  product(d, ld, 1, l.w, l.transposed ? WEIGHTS : TURNED, rows, l.n_in, l.n_out, nullptr, add, dx, ldx, false);
 }
 
 static double square_sum(const float* x, long n) {  // 16 partial sums in double precision

@@ -373,6 +373,37 @@ def test_rows_and_gradients_of_other_sizes_are_refused():
         network.backward(kept, [rows(3, 2)], np.zeros(7, np.float32))
 
 
+def test_what_no_gradient_goes_through_has_none_whatever_its_weights_are():
+    module = EnsembleMLP(2, [4, 20, 1], activate_last=False)
+    network, x = network_of(module, 4), rows(5, 4)
+    given = torch.from_numpy(x).requires_grad_()
+    module(given)[0].sum().backward()
+    with torch.no_grad():
+        module.weight0[1].fill_(np.nan)
+    assert network.ready()
+    out, kept = network.keep(x)
+    flat = np.full(network.size, np.nan, np.float32)
+    dx = network.backward(kept, [np.ones((5, 1), np.float32), None], flat, to_input=True)
+    close(dx, given.grad)
+    for parameter, part in zip(network.parameters, native.parts(network, flat), strict=True):
+        close(part, parameter.grad)
+    assert not network.backward(kept, [None, None], flat, to_input=True).any() and not flat.any()
+
+
+def test_weights_that_come_back_after_others_learned_give_what_they_gave():
+    network, x = network_of(MLP([4, 20, 3]), 4), rows(5, 4)
+    biases = [one for one in network.parameters if one.ndim == 1]
+    assert network.ready()
+    (before,), kept = network.forward(x), [one.detach().clone() for one in biases]
+    with torch.no_grad():
+        for one in biases:
+            one += 0.5
+        network.keep(x)
+        for one, old in zip(biases, kept, strict=True):
+            one.copy_(old)
+    np.testing.assert_array_equal(network.forward(x)[0], before)
+
+
 def test_threads_of_one_model_get_the_numbers_of_one():
     model, x = MLPQ(*CARTPOLE, hidden=[60, 61]), torch.from_numpy(rows(2000, 4))
     model.native = native.networks_of(model)

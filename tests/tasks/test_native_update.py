@@ -119,6 +119,22 @@ def test_actors_and_critics_take_the_steps_of_autograd(algorithm, options, polic
     assert len(written) >= 9 and second.computes == "native, losses too"
 
 
+@pytest.mark.parametrize("of_model", CRITICS, ids=str)
+@pytest.mark.parametrize(("algorithm", "policy"), [(TD3, "deterministic"), (SAC, "squashed")])
+def test_targets_are_those_of_torch(algorithm, policy, of_model):
+    tasks = pair(algorithm, {}, model=MLPActorQ, act="box", policy=policy, **of_model)
+    targets = []
+    for task in tasks:
+        with torch.no_grad():
+            targets.append(task.algorithm.process(task.runner.sent(rows(48, task))).target)
+    np.testing.assert_allclose(targets[1], targets[0], rtol=2e-5, atol=2e-6)
+    seen = []
+    tasks[1].algorithm.target.critics.register_forward_hook(lambda *_: seen.append(1))
+    with torch.no_grad():
+        tasks[1].algorithm.process(tasks[1].runner.sent(rows(48, tasks[1])))
+    assert seen  # so torch computes them
+
+
 @pytest.mark.parametrize("options", [dict(kl_weight=0.1), dict(kl_weight=0.1, adaptive_kl=0.01)], ids=str)
 def test_what_is_not_written_out_goes_through_autograd_on_native_layers(options, written):
     agree(*pair(PPO, dict(epochs=2, minibatches=2, **options)))
