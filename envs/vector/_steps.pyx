@@ -12,13 +12,15 @@ of neighbouring assignments; hence none of these. Random numbers come from each 
 `tests/envs/steps_twin.py` says the same in NumPy.
 """
 
+from cpython.dict cimport PyDict_Next
+from cpython.object cimport PyObject
 from cpython.pycapsule cimport PyCapsule_GetPointer
 from libc.stdint cimport int64_t, uint8_t
 from libc.stdlib cimport calloc, free
 from libc.string cimport memcpy, memset
 from numpy cimport (
     NPY_ARRAY_C_CONTIGUOUS, NPY_BOOL, NPY_DOUBLE, NPY_FLOAT, NPY_INT64, NPY_OBJECT, PyArray_CHKFLAGS, PyArray_DATA, PyArray_DIM,
-    PyArray_EMPTY, PyArray_NDIM, PyArray_TYPE, import_array, import_ufunc, ndarray, npy_intp, ufunc,
+    PyArray_EMPTY, PyArray_ISCARRAY_RO, PyArray_NDIM, PyArray_TYPE, import_array, import_ufunc, ndarray, npy_intp, ufunc,
 )
 
 import numpy as np
@@ -111,57 +113,14 @@ cdef struct Out:  # what a step returns, n rows each; the last two of tables onl
     double* last_chance
 
 
-cdef class Steps:
-    """n environments of one kind.
+cdef class Watch:
+    """Knows whether classes have been changed."""
 
-    Args:
-        kind, mode: Of the environments, and of automatic resets.
-        copy: Whether `step` returns copies of observations.
-        obs, final, act, rew, terminated, truncated: Columns of n rows, written by each step; `act` is read.
-        table: Where the kind is TABLE, else None.
-
-    Attributes:
-        state: [n, 4] float64. constants: [n, COLUMNS] float64. steps, limits: [n] int64, of the episode, and when it is cut off; a
-            limit of 0 is none. over: [n] uint8, an `End` each, of episodes whose reset is to come.
-    """
-
-    cdef readonly int64_t n
-    cdef readonly ndarray state, constants, steps, limits, over
-    cdef ndarray obs, final, act, rew, terminated, truncated, tried
-    cdef Table table
-    cdef list generators
-    cdef bitgen_t** bits
     cdef tuple classes
     cdef unsigned int[WATCHED] tags  # of the classes
-    cdef int kind, mode, actions
-    cdef int64_t begun  # resets of the last step
-    cdef bint copy
-    cdef int64_t width, row  # numbers and bytes of an observation
 
-    def __cinit__(self, int kind, int mode, bint copy, ndarray obs, ndarray final, ndarray act, ndarray rew, ndarray terminated,
-                  ndarray truncated, Table table):
-        cdef int64_t n = len(rew)
-        self.n, self.kind, self.mode, self.copy, self.table = n, kind, mode, copy, table
-        self.obs, self.final, self.act, self.rew, self.terminated, self.truncated = obs, final, act, rew, terminated, truncated
-        self.width, self.row = obs.size // n, obs.nbytes // n
-        self.actions = table.actions if kind == TABLE else PHYSICS[kind].actions
-        self.state, self.tried, self.constants = np.zeros((n, 4)), np.zeros((n, 4)), np.zeros((n, COLUMNS))
-        self.steps, self.limits, self.over = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.uint8)
-        self.generators, self.classes = [None] * n, ()
-        self.bits = <bitgen_t**>calloc(n, sizeof(bitgen_t*))
-        if self.bits == NULL:
-            raise MemoryError
-
-    def __dealloc__(self):
-        free(self.bits)
-
-    def draw_from(self, int64_t i, object generator):
-        """From now on environment i draws from this generator of NumPy's."""
-        if not 0 <= i < self.n:
-            raise IndexError(f"Steps: environment {i}; there are {self.n}")
-        bits = generator.bit_generator
-        self.bits[i] = <bitgen_t*>PyCapsule_GetPointer(bits.capsule, "BitGenerator")
-        self.generators[i] = bits  # it owns them
+    def __cinit__(self):
+        self.classes = ()
 
     def watch(self, tuple classes):
         """No step is made any more once one of these classes, or a base of one, is changed. Python numbers the versions of a class
@@ -184,6 +143,62 @@ cdef class Steps:
             if (<TypeObject*>self.classes[j]).tp_version_tag != self.tags[j]:
                 return True
         return False
+
+    @property
+    def versions(self):
+        """The classes, and the number of the version of each."""
+        return self.classes, tuple([self.tags[j] for j in range(len(self.classes))])
+
+
+cdef class Steps(Watch):
+    """n environments of one kind.
+
+    Args:
+        kind, mode: Of the environments, and of automatic resets.
+        copy: Whether `step` returns copies of observations.
+        obs, final, act, rew, terminated, truncated: Columns of n rows, written by each step; `act` is read.
+        table: Where the kind is TABLE, else None.
+
+    Attributes:
+        state: [n, 4] float64. constants: [n, COLUMNS] float64. steps, limits: [n] int64, of the episode, and when it is cut off; a
+            limit of 0 is none. over: [n] uint8, an `End` each, of episodes whose reset is to come.
+    """
+
+    cdef readonly int64_t n
+    cdef readonly ndarray state, constants, steps, limits, over
+    cdef ndarray obs, final, act, rew, terminated, truncated, tried
+    cdef Table table
+    cdef list generators
+    cdef bitgen_t** bits
+    cdef int kind, mode, actions
+    cdef int64_t begun  # resets of the last step
+    cdef bint copy
+    cdef int64_t width, row  # numbers and bytes of an observation
+
+    def __cinit__(self, int kind, int mode, bint copy, ndarray obs, ndarray final, ndarray act, ndarray rew, ndarray terminated,
+                  ndarray truncated, Table table):
+        cdef int64_t n = len(rew)
+        self.n, self.kind, self.mode, self.copy, self.table = n, kind, mode, copy, table
+        self.obs, self.final, self.act, self.rew, self.terminated, self.truncated = obs, final, act, rew, terminated, truncated
+        self.width, self.row = obs.size // n, obs.nbytes // n
+        self.actions = table.actions if kind == TABLE else PHYSICS[kind].actions
+        self.state, self.tried, self.constants = np.zeros((n, 4)), np.zeros((n, 4)), np.zeros((n, COLUMNS))
+        self.steps, self.limits, self.over = np.zeros(n, np.int64), np.zeros(n, np.int64), np.zeros(n, np.uint8)
+        self.generators = [None] * n
+        self.bits = <bitgen_t**>calloc(n, sizeof(bitgen_t*))
+        if self.bits == NULL:
+            raise MemoryError
+
+    def __dealloc__(self):
+        free(self.bits)
+
+    def draw_from(self, int64_t i, object generator):
+        """From now on environment i draws from this generator of NumPy's."""
+        if not 0 <= i < self.n:
+            raise IndexError(f"Steps: environment {i}; there are {self.n}")
+        bits = generator.bit_generator
+        self.bits[i] = <bitgen_t*>PyCapsule_GetPointer(bits.capsule, "BitGenerator")
+        self.generators[i] = bits  # it owns them
 
     def take(self, object actions):
         """Copy actions into their column; False: they are no array of just that type and shape, so somebody else must."""
@@ -387,6 +402,120 @@ cdef class Steps:
         out.rew[i] = (<const double*>PyArray_DATA(self.table.reward))[outcome]
         out.chance[i] = (<const double*>PyArray_DATA(self.table.chance))[outcome]
         return (<const uint8_t*>PyArray_DATA(self.table.ends))[outcome]
+
+
+# ------------------------------------------------------------------------------------------------------------- one of them
+
+cdef enum:
+    TRIES = 8  # changes of attributes after which an environment steps by itself for good
+
+cdef object NO = 0, PUSH = 1
+
+
+cdef class CartPoleStep(Watch):
+    """The `step` of one CartPole in gymnasium's wrappers, on their own attributes: what each call finds, and what it leaves, is
+    in them. Where they are others than it knows, the environment steps by itself.
+
+    Args:
+        plain: The environment's own `step`.
+        layers: The wrappers from the outermost on, and the environment.
+        look: Return constants [COLUMNS], or None: it is no environment of this kind any more.
+        limit: Number of the layer with the time limit, −1: none. most: Its limit.
+    """
+
+    cdef readonly object plain
+    cdef object look
+    cdef tuple layers
+    cdef object bare
+    cdef list known  # of each layer and of the action space: a dict, and a tuple of what it held
+    cdef double[CONSTANTS] constants
+    cdef int limit, left
+    cdef int64_t most
+
+    def __init__(self, plain, tuple layers, look, int limit, int64_t most):
+        self.plain, self.layers, self.look, self.limit, self.most, self.left = plain, layers, look, limit, most, TRIES
+        self.bare, self.known = layers[len(layers) - 1], None
+
+    def __call__(self, act):
+        cdef int64_t chosen = act is PUSH
+        if self.left and (act is NO or act is PUSH) and not self.changed() and (self.same() or self.looked()):
+            out = self.moved(chosen)
+            if out is not None:
+                return out
+        return self.plain(act)
+
+    cdef bint same(self):
+        """Whether all attributes are the objects that were looked at, but for those that each step and reset writes."""
+        cdef PyObject* key
+        cdef PyObject* value
+        cdef Py_ssize_t at, i
+        cdef tuple before
+        if self.known is None:
+            return False
+        for own, part, kind, before in self.known:
+            if type(part) is not kind or part.__dict__ is not own or len(<dict>own) != len(before):
+                return False
+            at = i = 0
+            while i < len(before) and PyDict_Next(<dict>own, &at, &key, &value):
+                if <PyObject*>before[i] != value and <object>key not in WRITTEN:
+                    return False
+                i += 1
+        return True
+
+    cdef bint looked(self):
+        cdef int j
+        self.left -= 1
+        numbers = self.look()
+        if numbers is None:
+            self.left = 0
+            return False
+        for j in range(CONSTANTS):
+            self.constants[j] = numbers[j]
+        parts = (*self.layers, self.bare.action_space)
+        self.known = [(part.__dict__, part, type(part), tuple(part.__dict__.values())) for part in parts]
+        return True
+
+    cdef tuple moved(self, int64_t act):
+        cdef npy_intp four = 4
+        cdef dict own = self.bare.__dict__, of_limit
+        cdef ndarray state, obs
+        cdef double rew
+        cdef double* s
+        cdef int j
+        cdef bint ends, cut = False
+        before = own["state"]
+        if type(before) is not ndarray or own["steps_beyond_terminated"] is not None:
+            return None
+        state = before
+        if PyArray_TYPE(state) != NPY_DOUBLE or PyArray_NDIM(state) != 1 or PyArray_DIM(state, 0) != 4 or not PyArray_ISCARRAY_RO(
+                state):
+            return None
+        for j in range(len(self.layers) - 1):  # gymnasium's order of calls
+            if self.layers[j].__dict__.get("_has_reset", True) is not True:
+                return None
+        elapsed = None if self.limit < 0 else (<dict>self.layers[self.limit].__dict__)["_elapsed_steps"]
+        if self.limit >= 0 and type(elapsed) is not int:
+            return None
+        s = <double*>PyArray_DATA(state)
+        state = PyArray_EMPTY(1, &four, NPY_DOUBLE, 0)
+        memcpy(PyArray_DATA(state), s, 4 * sizeof(double))
+        obs = PyArray_EMPTY(1, &four, NPY_FLOAT, 0)
+        ends = PHYSICS[<int>CARTPOLE].move(<double*>PyArray_DATA(state), self.constants, &act, False, <float*>PyArray_DATA(obs), &rew)
+        for j in range(4):
+            if 0.0 * (<float*>PyArray_DATA(obs))[j] != 0.0:  # of which NumPy warns
+                return None
+        own["state"] = state
+        if ends:
+            own["steps_beyond_terminated"] = 0
+        if self.limit >= 0:
+            of_limit = self.layers[self.limit].__dict__
+            of_limit["_elapsed_steps"] = elapsed = elapsed + 1
+            cut = elapsed >= self.most
+        return obs, rew, ends, cut, {}
+
+
+cdef frozenset WRITTEN = frozenset(("state", "steps_beyond_terminated", "_elapsed_steps", "_has_reset", "_np_random",
+                                    "_np_random_seed"))
 
 
 cdef object every(npy_intp n):

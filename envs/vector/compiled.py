@@ -6,6 +6,7 @@ import copy
 import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import gymnasium as gym
@@ -16,7 +17,7 @@ from gymnasium.vector import AutoresetMode
 
 from parl_like.environment.state import layers_of
 from parl_like.envs.make import ActionBounds, TimeLimit
-from parl_like.envs.vector._steps import COLUMNS, End, Kind, Mode, Steps, Table
+from parl_like.envs.vector._steps import COLUMNS, CartPoleStep, End, Kind, Mode, Steps, Table
 from parl_like.envs.vector.columns import Columns
 from parl_like.envs.vector.group import EnvProgress, Group
 from parl_like.values.spec import Array
@@ -384,6 +385,40 @@ def compiled_steps(group: Group, columns: Columns, mode: AutoresetMode, copied: 
     if not kernel.watch(tuple({each for stack in stacks for each in stack})):
         return None
     return CompiledSteps(group, columns, kernel, [table_parts(parts) for parts in found])
+
+
+_agreed: dict[object, bool] = {}  # versions of the classes of an environment → whether it and the kernel agree
+
+
+def one_step(env: Any) -> Callable[[Any], Any]:
+    """Return what steps an environment as its own `step` does: for a CartPole in nothing but gymnasium's wrappers in a compiled
+    loop, which falls back on `step` as soon as anything is not gymnasium's. State and counts stay in the environment."""
+    try:
+        parts = parts_of(env)
+        if parts is None or parts.entry.kind is not Kind.CARTPOLE or not (parts.limit is None or isinstance(
+                parts.limit, gym.wrappers.TimeLimit)):
+            return env.step  # type: ignore[no-any-return]
+        layers = tuple(layers_of(env))
+        limit = -1 if parts.limit is None else next(i for i, layer in enumerate(layers) if layer is parts.limit)
+        step = CartPoleStep(env.step, layers, partial(_constants_now, env, layers, parts.most), limit, parts.most)
+        classes = (*dict.fromkeys(map(type, layers)), spaces.Discrete)
+        if not step.watch(classes):
+            return env.step  # type: ignore[no-any-return]
+        if step.versions not in _agreed:
+            agree = agrees(env, None)
+            step.watch(classes)  # anew: the first copy of an object notes something on its class
+            _agreed[step.versions] = agree
+        return step if _agreed[step.versions] else env.step
+    except Exception:  # noqa: BLE001 - as in `compiled_steps`
+        return env.step  # type: ignore[no-any-return]
+
+
+def _constants_now(env: Any, layers: tuple[Any, ...], most: int) -> Array | None:
+    """Return the constants of an environment that still has these layers and this limit; None: it has others."""
+    parts = parts_of(env)
+    if parts is None or parts.most != most or any(a is not b for a, b in zip(layers_of(env), layers, strict=True)):
+        return None
+    return constants_of(parts)
 
 
 def agrees(env: Any, table: Table | None) -> bool:

@@ -13,6 +13,7 @@ import numpy as np
 from parl_like.data.timestep import TimeStep, first_step, next_step
 from parl_like.environment.action_check import ActionCheck
 from parl_like.environment.env_reset import EnvReset
+from parl_like.environment.factory import step_of
 from parl_like.environment.hooks import Hook
 from parl_like.environment.observers import Observers
 from parl_like.environment.resumed_episode import PASSED, CarriedEpisode
@@ -59,7 +60,7 @@ class EnvFace:
 
     def __init__(self, env: Env, agent: ActingAgent) -> None:
         self._env, self._agent = env, agent
-        self._step: Any = env.step
+        self._step: Any = step_of(env)
         self._resets, self._env_reset = Resets(), EnvReset(env, agent)
         self._output, self._observers = OutputCheck(env, agent.on_bad_value), Observers(agent)
         # Spaces are for tasks; a plain function can act in anything with reset and step.

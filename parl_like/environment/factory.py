@@ -67,6 +67,14 @@ def make_one(source: EnvSource) -> Any:
                         f"lambda: {name}({', '.join(f'{one}=…' for one in missing)})") from error
 
 
+def step_of(env: Any) -> Callable[[Any], Any]:
+    """Return what steps an environment: its own `step`, or for gymnasium's CartPole what does the same in a compiled loop."""
+    if type(getattr(env, "unwrapped", None)).__module__ != "gymnasium.envs.classic_control.cartpole":
+        return env.step  # type: ignore[no-any-return]
+    step: Callable[[Any], Any] = import_module("parl_like.envs.vector.compiled").one_step(env)
+    return step
+
+
 def one_player(env: E) -> E:
     """The environment itself. Raises TypeError for one of PettingZoo's, which has several players."""
     if has_players(env):
