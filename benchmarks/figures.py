@@ -76,6 +76,20 @@ def workers(result: Result) -> list[str]:
     return lines
 
 
+def heavy(result: Result) -> list[str]:
+    lines = []
+    for case, found in result["cases"].items():
+        spend, us = case.split()
+        cells = []
+        for name, one in found["rates"].items():
+            against = [f"{ratio:.2f}×" for pair, ratio in found["ratios"].items() if pair.endswith(f" vs {name}")]
+            cost = min(run["cpu_us_per_step"] for run in found["runs"][name])
+            cells.append(f"{name} {rate(one)}{' (' + ', '.join(against) + ')' if against else ''}, {cost:,.0f} µs")
+        lines.append(f"| {int(us):,} µs of {'the processor' if spend == 'spin' else 'waiting'} | {' | '.join(cells)} |"
+                     + spreads(found["rates"].values()))
+    return lines
+
+
 def replay(result: Result) -> list[str]:
     lines = []
     for case, found in result["cases"].items():
@@ -115,6 +129,7 @@ PARTS: dict[str, tuple[list[str], list[str], Callable[[Result], list[str]]]] = {
     "dqn": (["dqn_cartpole"], ["--rounds", "1", "--scale", "0.05"], training),
     "requests": (["transport", "--agents", "64"], ["--rounds", "1", "--scale", "0.05"], requests),
     "workers": (["transport", "--driver", "processes", "--driver", "ray"], ["--rounds", "1", "--scale", "0.05"], workers),
+    "heavy": (["heavy_envs"], ["--rounds", "1", "--seconds", "0.5", "--case", "sleep 200", "--of", "parl_like"], heavy),
     "replay": (["replay"], ["--rounds", "1", "--scale", "0.01"], replay),
     "sokoban": (["envs"], ["--rounds", "1", "--scale", "0.01"], sokoban),
     "memory": (["memory"], ["--agents", "8", "--steps", "2000"], memory),

@@ -26,7 +26,8 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,20 +57,22 @@ def measured(name: str, spend: str, us: int, options: argparse.Namespace, found:
     words = [python_of(name, options.peer_python), "-m", "benchmarks.heavy_contestants", name, "--spend", spend, "--us", str(us),
              "--agents", str(options.agents), "--workers", str(options.workers), "--seconds", str(options.seconds)]
     root = str(Path(__file__).resolve().parent.parent)
-    run = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300, env={**os.environ, "PYTHONPATH": root})
+    with tempfile.TemporaryDirectory() as folder:  # for what a peer leaves behind
+        run = subprocess.run(words, capture_output=True, text=True, check=False, timeout=300,
+                             env={**os.environ, "PYTHONPATH": root, "TMPDIR": folder})
     if run.returncode:
         raise RuntimeError(f"{name} failed:\n{run.stderr[-2000:]}")
     found.append(json.loads(run.stdout.splitlines()[-1]))
     return found[-1]["steps_per_s"]
 
 
-def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
-    names, lines = [], []
+def measure(options: argparse.Namespace, say: Callable[[str], object]) -> dict[str, Any]:
+    names = []
     result: dict[str, Any] = {"bench": "heavy-envs", "unit": "steps/s", "machine": machine(), "agents": options.agents,
                               "workers": options.workers, "cases": {}}
     for name in options.of or DEFAULT:
         if missing(name, options.peer_python):
-            lines.append(f"{name}: left out, {MODULES[name]} is not installed")
+            say(f"{name}: left out, {MODULES[name]} is not installed")
         else:
             names.append(name)
     for case in options.case or CASES:
@@ -83,9 +86,9 @@ def measure(options: argparse.Namespace) -> tuple[dict[str, Any], list[str]]:
         for name in names:
             costs = min(run["cpu_us_per_step"] for run in found[name])
             against = "".join(f"; {ratio(rates[name], rates[peer]):.2f} x {peer}" for peer in peers if name in ours)
-            lines.append(f"{case} us, {name}: {rates[name]['median']:,.0f} steps/s (spread {rates[name]['spread']:.2f}), "
-                         f"{costs:,.0f} µs of processor time a step{against}")
-    return result, lines
+            say(f"{case} µs, {name}: {rates[name]['median']:,.0f} steps/s (spread {rates[name]['spread']:.2f}), "
+                f"{costs:,.0f} µs of processor time a step{against}")
+    return result
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -98,10 +101,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--of", action="append", choices=CONTESTANTS, help="a contestant; may be given several times")
     parser.add_argument("--agents", type=int, default=32)
     parser.add_argument("--workers", type=int, default=os.cpu_count())
-    parser.add_argument("--peer-python", default=sys.executable, help="the Python that has Sample Factory")
+    parser.add_argument("--peer-python", default=os.environ.get("PEER_PYTHON", sys.executable),
+                        help="the Python that has Sample Factory; default: $PEER_PYTHON, or this one")
     options = parser.parse_args(argv)
-    result, lines = measure(options)
-    report(result, options.json, lines)
+    said: list[str] = []
+    result = measure(options, said.append if options.json else partial(print, flush=True))
+    if options.json:
+        report(result, True, said)
     return 0
 
 
