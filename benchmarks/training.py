@@ -1,7 +1,7 @@
 """End-to-end training steps per second on CartPole-v1: environments, acting, storing and learning, start-up not counted.
 
 `ppo_cartpole` and `dqn_cartpole` share this file. Contestants: parl_like, a hand-written loop on gymnasium and torch alone as
-tutorials have it, for PPO also one from which every cost was taken that can be taken ("by hand, tuned"), and stable-baselines3
+tutorials have it, one from which every cost was taken that can be taken ("by hand, tuned"), and stable-baselines3
 (skipped with a word when it is not installed), all with the same network, optimiser, batch sizes and number of optimiser steps,
 on one torch thread.
 """
@@ -244,6 +244,48 @@ def dqn_by_hand(learn_every: int, steps: int) -> float:
             updates += 1
             if updates % 500 == 0:
                 target.load_state_dict(q.state_dict())
+    return steps / (perf_counter() - begin)
+
+
+def dqn_careful(learn_every: int, steps: int) -> float:
+    """The same by someone who measures: acting and targets in NumPy on the memory of the weights, one gather for each column."""
+    env = gym.make(ENV, disable_env_checker=True)
+    relu, batch, size = torch.nn.ReLU, 64, 50_000
+    q = torch.nn.Sequential(torch.nn.Linear(4, 64), relu(), torch.nn.Linear(64, 64), relu(), torch.nn.Linear(64, 2))
+    parameters = list(q.parameters())
+    w0, b0, w1, b1, w2, b2 = weights = [p.detach().numpy() for p in parameters]
+    target = [w.copy() for w in weights]
+    adam = torch.optim.Adam(parameters, lr=1e-3, fused=True)
+    obs_b, next_b = np.zeros((size, 4), np.float32), np.zeros((size, 4), np.float32)
+    act_b, rew_b, alive_b = np.zeros((size, 1), np.int64), np.zeros(size, np.float32), np.zeros(size, np.float32)
+    rng = np.random.default_rng(0)
+    obs, _ = env.reset(seed=0)
+    begin, updates, maximum = 0.0, 0, np.maximum
+    for t in range(steps + 300):
+        if t == 300:
+            begin = perf_counter()
+        if rng.random() < 0.1:
+            act = int(rng.integers(2))
+        else:
+            left, right = w2 @ maximum(w1 @ maximum(w0 @ obs + b0, 0.0) + b1, 0.0) + b2
+            act = int(right > left)
+        nxt, rew, terminated, truncated, _ = env.step(act)
+        i = t % size
+        obs_b[i], next_b[i], act_b[i], rew_b[i], alive_b[i] = obs, nxt, act, rew, not terminated
+        obs = env.reset()[0] if terminated or truncated else nxt
+        if t >= 200 and t % learn_every == 0:
+            k = rng.integers(0, min(t + 1, size), batch)
+            v0, c0, v1, c1, v2, c2 = target
+            best = (maximum(maximum(next_b.take(k, 0) @ v0.T + c0, 0.0) @ v1.T + c1, 0.0) @ v2.T + c2).max(1)
+            y = torch.from_numpy(rew_b.take(k) + np.float32(0.99) * alive_b.take(k) * best)
+            chosen = q(torch.from_numpy(obs_b.take(k, 0))).gather(1, torch.from_numpy(act_b.take(k, 0)))[:, 0]
+            adam.zero_grad(set_to_none=True)
+            F.smooth_l1_loss(chosen, y).backward()
+            torch.nn.utils.clip_grad_norm_(parameters, 10, foreach=True)
+            adam.step()
+            updates += 1
+            if updates % 500 == 0:
+                target = [w.copy() for w in weights]
     return steps / (perf_counter() - begin)
 
 

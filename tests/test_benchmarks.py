@@ -116,8 +116,7 @@ def test_json_out(name, argv, capsys):
         assert all(line["reached"] for name, line in result["card"].items() if name.startswith("bad")), result["card"]
     elif name.endswith("cartpole"):
         (case,) = result["cases"].values()
-        assert {"parl_like",
-                "by hand"} <= case["rates"].keys() and ("by hand, tuned" in case["rates"]) == (name == "ppo_cartpole")
+        assert {"parl_like", "by hand", "by hand, tuned"} <= case["rates"].keys()
         assert all(value > 0 for value in case["ratios"].values())
     elif name == "sac_pendulum":
         assert result["cases"]["an update per step"]["rates"]["parl_like"]["median"] > 0

@@ -161,7 +161,7 @@ class VectorFace(EnvFace):
         episodes.returns, episodes.lengths, episodes.done = returns, lengths, done
 
     def _wanted(self) -> Array:
-        return np.ones(self.n, bool) if self.quotas is None else self.quotas > 0
+        return self._everyone if self.quotas is None else self.quotas > 0
 
     def _begin(self, obs: object, info: dict[str, object]) -> None:
         self.last_step = (obs, None, np.zeros(self.n), np.zeros(self.n, bool), np.zeros(self.n, bool), info)
@@ -171,7 +171,7 @@ class VectorFace(EnvFace):
     def _begin_rows(self, rows: Array) -> None:
         """PRE_EPISODE for each of these environments."""
         self._begins, episodes = True, self._episodes
-        for i in np.flatnonzero(rows).tolist():
+        for i in rows.nonzero()[0].tolist():
             self.env_index, episodes.running[i] = i, True
             episodes.returns[i], episodes.lengths[i] = 0.0, 0
             for call in self._observers.pre_episode:
@@ -180,7 +180,7 @@ class VectorFace(EnvFace):
 
     def connect_hooks(self, hooks: list[Hook]) -> None:
         self._begins = True
-        for i in np.flatnonzero(self._episodes.running).tolist():
+        for i in self._episodes.running.nonzero()[0].tolist():
             self.env_index = i
             self._observers.catch_up(hooks)
         self._begins = False
@@ -270,7 +270,8 @@ class VectorFace(EnvFace):
         """Add a step to the episodes of its environments; return how many steps of environments it was, and the flags, in which
         those are truncated that have reached the limit."""
         episodes = self._episodes
-        self.valid = valid = episodes.take_ends(done, info.get("dropped"), self._wanted(), self._mode is AutoresetMode.NEXT_STEP)
+        late = self._mode is AutoresetMode.NEXT_STEP
+        self.valid = valid = episodes.take_ends(done, info.get("dropped"), self._wanted().copy(), late)
         if np.shape(rew) != (self.n,):
             self._checked(f"its {self._name}", self._output.reward_rows, rew, self.n)
         try:
@@ -291,7 +292,7 @@ class VectorFace(EnvFace):
         """Add the episodes that have just ended to the statistics."""
         episodes, first = self._episodes, self._agent.first_env
         final_info = info.get("final_info", info) if episodes.ended.any() else {}
-        for i in np.flatnonzero(episodes.ended).tolist():
+        for i in episodes.ended.nonzero()[0].tolist():
             parts = final_info["return_parts"][i] if isinstance(final_info, dict) and "return_parts" in final_info else ()
             statistics.count_episode(first + i, float(episodes.returns[i]), int(episodes.lengths[i]), parts)
 
@@ -307,11 +308,11 @@ class VectorFace(EnvFace):
     def _finish(self) -> None:
         episodes = self._episodes
         if episodes.lost.any():  # dropped by the environment
-            lost, episodes.lost = np.flatnonzero(episodes.lost), np.zeros(self.n, bool)
+            lost, episodes.lost = episodes.lost.nonzero()[0], np.zeros(self.n, bool)
             self._agent.cut(lost)
             for i in lost.tolist():
                 self._end(i, True)
-        for i in np.flatnonzero(episodes.ended).tolist():
+        for i in episodes.ended.nonzero()[0].tolist():
             episodes.ended[i] = False
             if self.quotas is not None:
                 self.quotas[i] -= 1
@@ -325,7 +326,7 @@ class VectorFace(EnvFace):
         self._finish()
         if (running := self._episodes.running).any():
             self._agent.cut()
-            for i in np.flatnonzero(running).tolist():
+            for i in running.nonzero()[0].tolist():
                 self._end(i, True)
 
     @property

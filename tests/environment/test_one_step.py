@@ -13,6 +13,7 @@ from parl_like.envs.vector._steps import CartPoleStep
 from parl_like.envs.vector.compiled import one_step
 
 ID = "CartPole-v1"
+pytestmark = pytest.mark.filterwarnings("ignore:.*You are calling 'step")
 
 
 def same(a, b):
