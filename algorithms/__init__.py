@@ -6,17 +6,22 @@ if __name__ != "parl_like.algorithms":
 from parl_like.algorithms.actor_critic import A2C, ActorCritic
 from parl_like.algorithms.appo import APPO
 from parl_like.algorithms.bc import BC
+from parl_like.algorithms.bcq import BCQ, PLAS, DiscreteBCQ
 from parl_like.algorithms.bootstrapped import BootstrappedDQN
 from parl_like.algorithms.branching import BDQ
 from parl_like.algorithms.c51 import C51, Rainbow
+from parl_like.algorithms.cql import CQL, DiscreteCQL
 from parl_like.algorithms.crossq import CrossQ
+from parl_like.algorithms.crr import CRR
 from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.dqn import DQN, BasicDQN
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.evolution import ARS, CEM, ES
 from parl_like.algorithms.impala import IMPALA, Stream
+from parl_like.algorithms.iql import IQL
 from parl_like.algorithms.maddpg import MADDPG
 from parl_like.algorithms.mappo import MAPPO
+from parl_like.algorithms.marwil import MARWIL
 from parl_like.algorithms.mbpo import MBPO, EnsembleLearner
 from parl_like.algorithms.mixing import QMIX, VDN
 from parl_like.algorithms.mpo import MPO
@@ -38,16 +43,17 @@ from parl_like.algorithms.tables.prediction import TD, NStepTD
 from parl_like.algorithms.tables.psrl import PSRL
 from parl_like.algorithms.tables.temporal_difference import SARSA, DoubleQLearning, ExpectedSARSA, QLearning
 from parl_like.algorithms.tables.traces import NStepQ, QLambda, SARSALambda
+from parl_like.algorithms.td3_bc import TD3BC
 from parl_like.algorithms.tqc import QRSAC, TQC
 from parl_like.algorithms.vmpo import VMPO
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
-    "A2C", "APPO", "ARS", "BC", "BDQ", "C51", "CEM", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQN", "MADDPG", "MAPPO", "MBPO",
-    "MDQN", "MPO", "NPG", "OAC", "PPG", "PPO", "PSRL", "QMIX", "QRDQN", "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC",
-    "SARSA", "TD", "TD3", "TQC", "TRPO", "VDN", "VMPO", "ActorCritic", "BasicDQN", "BootstrappedDQN", "CrossQ",
-    "DoubleQLearning", "DroQ",
-    "DynaQ", "DynamicsLearner", "EnsembleLearner", "EpsilonGreedyBandit", "ExpectedSARSA", "GradientBandit", "MonteCarlo",
+    "A2C", "APPO", "ARS", "BC", "BCQ", "BDQ", "C51", "CEM", "CQL", "CRR", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQL", "IQN",
+    "MADDPG", "MAPPO", "MARWIL", "MBPO", "MDQN", "MPO", "NPG", "OAC", "PLAS", "PPG", "PPO", "PSRL", "QMIX", "QRDQN", "QRSAC",
+    "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD", "TD3", "TD3BC", "TQC", "TRPO", "VDN", "VMPO", "ActorCritic",
+    "BasicDQN", "BootstrappedDQN", "CrossQ", "DiscreteBCQ", "DiscreteCQL", "DoubleQLearning", "DroQ", "DynaQ",
+    "DynamicsLearner", "EnsembleLearner", "EpsilonGreedyBandit", "ExpectedSARSA", "GradientBandit", "MonteCarlo",
     "MonteCarloPrediction", "NStepQ", "NStepTD", "PrioritizedSweeping", "QLambda", "QLearning", "Rainbow", "SARSALambda",
     "Stream", "ThompsonBandit", "UCBBandit", "WorldModel",
 ]  # fmt: skip

@@ -20,17 +20,19 @@ from parl_like.values.batch import Batch
 from parl_like.values.spec import Array
 
 
-def actor_and_critics(algorithm: Algorithm, delay: int | str = 1) -> dict[str, Loss]:
+def actor_and_critics(algorithm: Algorithm, delay: int | str = 1, **others: torch.nn.Module) -> dict[str, Loss]:
     """The losses of an actor and of its critics, who move all that is not the actor's own, by the algorithm's `lr`, `actor_lr`
     and `max_grad_norm`.
 
     Args:
         delay: The actor learns in every so many updates, or the name of the attribute that says so.
+        others: Losses of parts of the model that are neither the actor's nor the critics', by `lr` and `max_grad_norm`, too.
     """
     check_methods(algorithm)  # the parts of the model that this reads, among them
-    own = {id(parameter) for parameter in algorithm.model.actor.parameters()}
+    own = {id(parameter) for part in (algorithm.model.actor, *others.values()) for parameter in part.parameters()}
     rest = [parameter for parameter in algorithm.model.parameters() if id(parameter) not in own]
     return {"critic": Loss(rest, "lr", "max_grad_norm"),
+            **{name: Loss(part, "lr", "max_grad_norm") for name, part in others.items()},
             "actor": Loss(algorithm.model.actor, "actor_lr", "max_grad_norm", delay)}
 
 

@@ -5,6 +5,7 @@ if __name__ != "parl_like.models":
     raise ImportError(f"this folder is the package parl_like.models; it was imported as {__name__!r}")
 
 from parl_like.models.actor_q import MLPActorQ
+from parl_like.models.behavior import MLPImitationQ, MLPLatentActorQ
 from parl_like.models.bootstrapped import MLPBootstrappedQ
 from parl_like.models.branching import MLPBranchingQ
 from parl_like.models.conv import ConvActorCritic, ConvQ, ConvTrunk
@@ -59,7 +60,9 @@ __all__ = [
     "MLPCentralActorCritic",
     "MLPCrossQ",
     "MLPFractionQ",
+    "MLPImitationQ",
     "MLPImplicitQ",
+    "MLPLatentActorQ",
     "MLPTeamActorQ",
     "MLPTeamMix",
     "MLPTeamQ",

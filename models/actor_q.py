@@ -34,10 +34,12 @@ class MLPActorQ(Model):
         policy: 'squashed' draws (tanh of a normal distribution; Discrete: categorical), 'deterministic' has one action (`act`).
         trunk: A perception with `out_size`, perhaps shared with another task's model; None: the flat observation. It is moved by
             the critics' loss alone.
+        value: Whether there is a value of states, too, by one more network of these sizes.
 
     Attributes:
         actor: The policy's own layers.
         head: Draws actions, and knows their log-probabilities.
+        v: The value's own layers, if it has one.
 
     Raises:
         TypeError: `act` is neither Discrete nor a Box with finite bounds, or a deterministic policy is asked for Discrete.
@@ -48,6 +50,7 @@ class MLPActorQ(Model):
         self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (256, 256), *, activation: str = "relu",
         critics: int = 2, heads: int = 1, dropout: float = 0.0, layer_norm: bool = False,
         policy: Literal["squashed", "deterministic"] = "squashed", trunk: nn.Module | None = None,
+        value: bool = False,
     ) -> None:
         super().__init__(obs, act)
         if policy not in ("squashed", "deterministic"):
@@ -73,6 +76,8 @@ class MLPActorQ(Model):
         sizes = [inputs, *hidden, outputs * heads]
         self.critics = (DropoutEnsembleMLP(critics, sizes, activation, dropout, layer_norm) if dropout or layer_norm else
                         EnsembleMLP(critics, sizes, activation, activate_last=False))
+        if value:
+            self.v = MLP([size, *hidden, 1], activation)
 
     def native_networks(self) -> dict[str, NetworkLayers]:
         """`actor`, of the features of the perception: what the head makes its outputs of; of these and actions `critics`, and
@@ -125,6 +130,10 @@ class MLPActorQ(Model):
         native = self.natively("critics", x)
         values: Tensor = self.critics(x) if native is None else torch.stack(native)
         return values.reshape(*values.shape[:-1], self.dim, self.heads) if self.discrete else values
+
+    def value(self, obs: Any) -> Tensor:
+        """The value of states, [N], of a model with `value`."""
+        return self.v(self.perception(obs)).squeeze(-1)  # type: ignore[no-any-return]
 
     def q(self, obs: Any, act: Tensor | None = None) -> Tensor:
         """The means over the heads: [critics, N], or [critics, N, A]."""

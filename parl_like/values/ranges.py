@@ -54,8 +54,10 @@ LAYER = Range(1, 2**24)
 
 RANGES: Mapping[str, Range] = {
     **dict.fromkeys(("backtracks", "blocks", "burn_in", "decoder_depth", "drop", "generation", "max_queued", "max_skips",
-                     "planning_steps", "random_steps", "renorm_after", "target_period", "warmup"), COUNT_OR_0),
-    **dict.fromkeys(("gamma", "lam", "tau", "epsilon", "share", "real", "beta"), SHARE),
+                     "planning_steps", "random_steps", "renorm_after", "target_period", "warmup",
+                     "behavior_updates", "latent"), COUNT_OR_0),
+    **dict.fromkeys(("gamma", "lam", "tau", "epsilon", "share", "real", "beta", "least", "polyak",
+                     "rate", "DiscreteBCQ.threshold"), SHARE),
     **dict.fromkeys(("dropout", "beta1", "correlation"), PART),
     **dict.fromkeys(("elite", "top"), PORTION),
     **dict.fromkeys(("adam_eps", "temperature", "adaptive_kl", "clip", "dt", "max_grad_norm", "value_clip",
@@ -66,6 +68,8 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys(("c_bar", "rho_bar"), WEIGHT),  # with ∞ nothing is cut
     **dict.fromkeys(("channels", "critic_hidden", "features", "halved_widths", "hidden", "nodes", "vp_channels",
                      "widths"), LAYER),
+    **dict.fromkeys(("CRR.beta", "TD3BC.alpha"), POSITIVE), **dict.fromkeys(("IQL.beta", "MARWIL.beta"), NOT_NEGATIVE),
+    "expectile": Range(0, 1, above=True),
     "dual_clip": Range(1, LARGEST, above=True),
     "max_wait": WEIGHT,
     "seed": Range(0),

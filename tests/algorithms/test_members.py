@@ -23,7 +23,7 @@ from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.evolution import Evolution
 from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.learning.factory import Shared
-from parl_like.models import MLPActorCritic, MLPActorQ, MLPCrossQ, RecurrentActorCritic
+from parl_like.models import MLPActorCritic, MLPActorQ, MLPCrossQ, MLPLatentActorQ, RecurrentActorCritic
 from parl_like.models.dynamics import Dynamics, Trunk
 
 
@@ -95,6 +95,9 @@ MEMBERS = {
     "TD3": (OFF, {}, dict(policy="deterministic")), "REDQ": (OFF, {}, dict(critics=3)), "OAC": (OFF, {}, {}),
     "DroQ": (OFF, {}, dict(dropout=0.1, layer_norm=True)), "CrossQ": (OFF, {}, dict(critic_hidden=(16,))),
     "TQC": (OFF, {}, dict(heads=5)), "QRSAC": (OFF, {}, dict(heads=5)), "MPO": (OFF, {}, {}),
+    "CQL": (OFF, dict(samples=2), {}), "CRR": (OFF, dict(samples=2), {}), "IQL": (OFF, {}, dict(value=True)),
+    "TD3BC": (OFF, {}, dict(policy="deterministic")), "PLAS": (OFF, dict(behavior_updates=3), {}),
+    "BCQ": (OFF, dict(behavior_updates=3, samples=2), dict(perturbs=True)), "MARWIL": (UNROLL, {}, {}),
 }
 """Name → helper, options of the algorithm, and what its network is."""
 
@@ -103,7 +106,7 @@ def task_of(name, env, **network):
     """A member, by its name; after `recurrent`, with a memory."""
     *memory, name = name.split()
     helper, options, own = MEMBERS[name]
-    off_policy = MLPCrossQ if name == "CrossQ" else MLPActorQ
+    off_policy = {"CrossQ": MLPCrossQ, "PLAS": MLPLatentActorQ, "BCQ": MLPLatentActorQ}.get(name, MLPActorQ)
     model = RecurrentActorCritic if memory else off_policy if helper is OFF else MLPActorCritic
     spaces = dict(obs=env.observation_space, act=env.action_space, hidden=(8,), **own, **network)
     rate = {} if name == "CEM" else {"lr": 0.01}
@@ -137,7 +140,7 @@ def watched(robot):
 
 
 @pytest.mark.parametrize("name", ["A2C", "PPG", "REINFORCE", "VMPO", "IMPALA", "APPO", "ES", "CEM", "ARS", "recurrent PPO",
-                                  "recurrent A2C", "NPG", "TRPO"])
+                                  "recurrent A2C", "MARWIL", "recurrent MARWIL", "NPG", "TRPO"])
 def test_a_member_shares_a_trunk_with_another_task(name):
     """Updates of either move the trunk, which is one object, and no parameter that is the other's alone."""
     trunk = Shared(Trunk, Narrow.observation_space, (8,))
@@ -162,7 +165,7 @@ def test_a_member_shares_a_trunk_with_another_task(name):
 
 
 @pytest.mark.parametrize("name", ["TD3", "REDQ", "DroQ", "TQC", "QRSAC", "CrossQ", "OAC", "MPO", "VMPO", "NPG", "TRPO", "PPG",
-                                  "APPO"])
+                                  "APPO", "CQL", "CRR", "IQL", "TD3BC", "PLAS", "BCQ", "MARWIL"])
 def test_a_member_learns_from_a_vector_environment(name):
     """From whole rows of each of its environments, whose episodes have different lengths, with a time limit no end."""
     env = partial(SyncVectorEnv, [partial(Lane, lane, length) for lane, length in enumerate(LENGTHS)])
@@ -183,7 +186,7 @@ def test_a_member_learns_from_a_vector_environment(name):
         assert np.isfinite(robot.evaluate(3, seed=1).mean_return)
 
 
-@pytest.mark.parametrize("name", ["PPG", "REINFORCE", "NPG", "TRPO", "APPO", "A2C", "VMPO"])
+@pytest.mark.parametrize("name", ["PPG", "REINFORCE", "NPG", "TRPO", "APPO", "A2C", "VMPO", "MARWIL"])
 def test_a_member_takes_no_illegal_action(name):
     """Not in hundreds of steps of an environment that raises on one. Each row that is learned from has the mask of its own step,
     though the environment has changed the array since, and the policy that learns is one over the legal actions, too."""

@@ -56,6 +56,8 @@ OPTIONS = {
     "VMPO": dict(epochs=2, minibatches=2), "TRPO": dict(delta=10.0), "NPG": dict(value_epochs=1, value_minibatches=2),
     "ES": dict(population=4), "ARS": dict(population=4), "CEM": dict(population=4, elite=0.5, extra=0.1),
     "REINFORCE": dict(baseline=True),
+    "DiscreteBCQ": dict(threshold=0.01), "PLAS": dict(behavior_updates=2, delay=1), "BCQ": dict(behavior_updates=2),
+    "IQL": dict(weight_max=1.5), "CRR": dict(weight_max=1.5), "MARWIL": dict(weight_max=1.5),
     "PSRL": dict(every=4), "SAC": dict(delay=2), "REDQ": dict(delay=2), "CrossQ": dict(delay=2),
 }
 """Arguments of an algorithm and, where they have those, of the classes made from it, with which all settings matter soon."""
@@ -86,7 +88,7 @@ def world_of(name):
     act = gym.spaces.MultiDiscrete([2, 3]) if name in ("BDQ", "VDN", "QMIX") else gym.spaces.Discrete(3)
     if name == "MADDPG":
         act = gym.spaces.Box(-2, 2, (2, 1), np.float32)
-    if helper == "OffPolicyHelper" and DEFAULTS[name]["models"][0] in ("MLPActorQ", "MLPCrossQ"):
+    if helper == "OffPolicyHelper" and DEFAULTS[name]["models"][0] in ("MLPActorQ", "MLPCrossQ", "MLPLatentActorQ"):
         act = gym.spaces.Box(-2, 2, (2,), np.float32)
     team = DEFAULTS[name]["models"][0].startswith(("MLPTeam", "MLPCentral"))
     table = DEFAULTS[name]["models"][0] in ("QTable", "VTable")
