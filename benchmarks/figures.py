@@ -17,6 +17,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 Result = dict[str, Any]
@@ -90,6 +91,14 @@ def heavy(result: Result) -> list[str]:
     return lines
 
 
+def central(result: Result) -> list[str]:
+    lines = [f"- {name}: {rate(found)} requests/s, p99 {1e3 * median(result['p99_s'][name]):.2f} ms, "
+             f"{median(result['cpu_s_per_million'][name]):.1f} CPU s per million" + spreads([found])
+             for name, found in result["rates"].items()]
+    return lines + [f"- Ray, {kind.removeprefix(', ')}: {found:.2f} times processes"
+                    for kind, found in result.get("ray vs processes", {}).items()]
+
+
 def replay(result: Result) -> list[str]:
     lines = []
     for case, found in result["cases"].items():
@@ -130,6 +139,7 @@ PARTS: dict[str, tuple[list[str], list[str], Callable[[Result], list[str]]]] = {
     "requests": (["transport", "--agents", "64"], ["--rounds", "1", "--scale", "0.05"], requests),
     "workers": (["transport", "--driver", "processes", "--driver", "ray"], ["--rounds", "1", "--scale", "0.05"], workers),
     "heavy": (["heavy_envs"], ["--rounds", "1", "--seconds", "0.5", "--case", "sleep 200", "--of", "parl_like"], heavy),
+    "central": (["central"], ["--rounds", "1", "--scale", "0.02"], central),
     "replay": (["replay"], ["--rounds", "1", "--scale", "0.01"], replay),
     "sokoban": (["envs"], ["--rounds", "1", "--scale", "0.01"], sokoban),
     "memory": (["memory"], ["--agents", "8", "--steps", "2000"], memory),

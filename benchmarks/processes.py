@@ -228,16 +228,20 @@ def ppo(serve: Any = "central") -> ComputationTask:
     return ComputationTask(func, partial(OnPolicyHelper, unroll=16), serve=serve)
 
 
-def asking(driver: Any, each: int, space: gym.Space[Any], task: Callable[[], ComputationTask]) -> tuple[float, float]:
-    """Requests/s of the second run, whose workers are there, and the 99th percentile of a request's seconds."""
+def asking(driver: Any, each: int, space: gym.Space[Any], task: Callable[[], ComputationTask],
+           clock: Callable[[], object] = lambda: None) -> tuple[float, float]:
+    """Requests/s of the second run, whose workers are there, and the 99th percentile of a request's seconds; `clock` is called
+    before and after that run."""
     with tempfile.TemporaryDirectory() as folder, Robot(
         partial(Still, space), tasks={"RL": task()}, agent=partial(TimedPredicting, each, folder), n_agents=AGENTS, driver=driver,
         mode="async",
     ) as robot:
         robot.run(StopWhen(lambda robot: False))
+        clock()
         begin = perf_counter()
         robot.run(StopWhen(lambda robot: False))
         seconds = perf_counter() - begin
+        clock()
         times = np.concatenate([np.load(Path(folder) / f"{i}.npy") for i in range(AGENTS)])
     return AGENTS * each / seconds, float(np.percentile(times, 99))
 

@@ -27,6 +27,7 @@ def ours(monkeypatch):
 @pytest.mark.parametrize(("name", "argv"), [
     pytest.param("transport", ["--agents", "4", "--rounds", "1"], marks=pytest.mark.slow),
     ("transport", ["--driver", "processes", "--part", "weights", "--part", "recovery", "--rounds", "1", "--scale", "0.02"]),
+    ("central", ["--driver", "processes", "--rounds", "1", "--scale", "0.02"]),
     pytest.param("memory", ["--agents", "8", "--steps", "2000"], marks=pytest.mark.slow),
     ("replay", ["--rounds", "1", "--scale", "0.01", "--alone"]),
     ("returns", ["--rounds", "1", "--scale", "0.01"]),
@@ -66,6 +67,9 @@ def test_json_out(name, argv, capsys):
         assert set(result["cases"]) == names and result["cases"]["insert 1 row"]["ratios"]["push vs dict of arrays"] > 0
         assert result["atari_bytes_per_row"] < 7_200 * 1.1  # of a small buffer; a large one is measured by the command
         assert result["prioritised_growth"] > 0
+    elif name == "central":
+        assert set(result["rates"]) == set(result["cpu_s_per_million"]) == {"processes", "processes, replicas"}
+        assert all(seconds > 0 for found in result["p99_s"].values() for seconds in found)
     elif name == "games":
         cases = result["cases"]
         for case in ("CFR kuhn", "CFRPlus kuhn", "CFR leduc", "CFRPlus leduc"):

@@ -31,10 +31,12 @@ from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.ppo import PPO
 from parl_like.algorithms.sac import SAC
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.drivers.frame_stream import FrameStream
 from parl_like.drivers.ray import connection
 from parl_like.drivers.ray.cluster import Ray, RayLink
 from parl_like.drivers.ray.connection import CONNECTION
 from parl_like.drivers.ray.tasks import RayTask
+from parl_like.drivers.workers.handle import WorkerHandle
 from parl_like.drivers.workers.processes import Processes
 from parl_like.environment.hooks import EpisodeStats
 from parl_like.environment.stop_conditions import StopAfterSteps, StopWhen
@@ -46,6 +48,7 @@ from parl_like.learning.span import Span
 from parl_like.models.actor_q import MLPActorQ
 from parl_like.models.dynamics import Dynamics, Trunk
 from parl_like.models.mlp import MLPQ, MLPActorCritic
+from parl_like.process.child import RestartBudget
 from parl_like.tasks.task import ComputationTask
 from parl_like.values.errors import AgentFailed, TaskFailed
 
@@ -96,11 +99,11 @@ def drifting(driver, task, n_agents=5, **options):
     return Robot(Drift, tasks={"RL": task}, n_agents=n_agents, driver=driver, trace=True, **options)
 
 
-def ppo():
+def ppo(serve="auto"):
     return ComputationTask(
         create_algorithm_func(MLPActorCritic, dict(obs=Drift.observation_space, act=Drift.action_space, hidden=[8]), PPO,
                               dict(epochs=2, minibatches=2)),
-        partial(OnPolicyHelper, unroll=8))
+        partial(OnPolicyHelper, unroll=8), serve=serve)
 
 
 def dqn():
@@ -131,9 +134,43 @@ def two_runs(robot, path):
         return robot.trace_hash(), robot.counters()
 
 
-def test_sync_runs_are_those_of_worker_processes(tmp_path):
-    expected, same = (two_runs(drifting(driver, ppo()), tmp_path / driver.name) for driver in (Processes(workers=2), two()))
-    assert same == expected and expected[1]["updates/RL"] > 10
+@pytest.fixture(params=["socket", pytest.param("calls", marks=pytest.mark.slow)])
+def way(request, monkeypatch):
+    """How messages get to workers: by a socket on the robot's node, or by calls, as elsewhere."""
+    if request.param == "calls":
+        monkeypatch.setattr(RayLink, "_listen", lambda link, worker: "")
+    return request.param
+
+
+@pytest.mark.parametrize("serve", ["auto", pytest.param("central", marks=pytest.mark.slow)])
+def test_sync_runs_are_those_of_worker_processes(tmp_path, way, serve):
+    """Told nothing, workers of both drivers predict by replicas."""
+    expected = two_runs(drifting(Processes(workers=2), ppo(serve)), tmp_path / "processes")
+    robot = drifting(two(), ppo(serve))
+    assert two_runs(robot, tmp_path / "ray") == expected and expected[1]["updates/RL"] > 10
+    assert robot.tasks["RL"].serve == ("replica" if serve == "auto" else "central")
+    assert robot.pool.driver.link.prompt is (way == "socket")
+
+
+def test_a_socket_takes_only_whom_it_was_made_for(monkeypatch):
+    """It has no file, nobody connects to it twice, and processes of other users are sent away."""
+    link, worker = RayLink(None, 0), WorkerHandle(0, [SimpleNamespace(index=0)], RestartBudget())
+    link.open()
+    with monkeypatch.context() as other:
+        other.setattr("parl_like.drivers.ray.cluster._is_ours", lambda connection: False)
+        address = link._listen(worker)
+        stranger = socket.socket(socket.AF_UNIX)
+        stranger.connect("\0" + address)
+        assert link.receive() == [] and stranger.recv(1) == b""
+        stranger.close()
+    friend = socket.socket(socket.AF_UNIX)
+    friend.connect("\0" + address)
+    FrameStream(friend, waits=True).send([b"hello"])
+    assert [(who, [bytes(frame) for frame in frames]) for who, frames in link.receive()] == [(worker, [b"hello"])]
+    with pytest.raises(ConnectionRefusedError):
+        socket.socket(socket.AF_UNIX).connect("\0" + address)
+    link._streams.forget(worker)
+    link.close()
 
 
 @pytest.mark.slow
@@ -312,7 +349,7 @@ def learned(robot):
     return robot.tasks["RL"].rows_learned
 
 
-def test_workers_that_die_are_replaced_and_the_run_goes_on(tmp_path, caplog):
+def test_workers_that_die_are_replaced_and_the_run_goes_on(tmp_path, caplog, way):
     """One is killed in the middle of a step; then one between two calls, of which nobody hears before the next message to it."""
     task = ComputationTask(Elementwise(), partial(OnPolicyHelper, unroll=8))
     killed = []

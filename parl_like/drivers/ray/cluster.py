@@ -1,14 +1,18 @@
 """The ray driver: workers as Ray actors, on as many machines as the cluster has; tasks stay here, or have actors of their own.
 
-Everything but the link is the processes driver's (`parl_like.drivers.workers.processes`): the same messages, as arguments and
-results of actor calls, and the same supervisor. Placement and delivery are Ray's, and so is the news that an actor or its node
-has died.
+Everything but the link is the processes driver's (`parl_like.drivers.workers.processes`): the same messages, and the same
+supervisor. Placement is Ray's, and so is the news that an actor or its node has died. Messages to a worker on the robot's own
+node go through a socket, as those of the processes driver do. To others Ray delivers them, as arguments and results of actor
+calls.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import secrets
+import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -19,6 +23,7 @@ from typing import Any
 
 import torch
 
+from parl_like.drivers.frame_stream import FrameStream
 from parl_like.drivers.messages import Frames
 from parl_like.drivers.ray.connection import CONNECTION, packed, said_by_ray, the_ray, unpacked
 from parl_like.drivers.ray.resources import ActorResources, resources_of
@@ -26,8 +31,9 @@ from parl_like.drivers.ray.tasks import RayTask
 from parl_like.drivers.workers.handle import WorkerHandle
 from parl_like.drivers.workers.hosted import HostedDriver
 from parl_like.drivers.workers.processes import Processes
+from parl_like.drivers.workers.streams import Streams
 from parl_like.drivers.workers.supervisor import Link
-from parl_like.drivers.workers.worker import Worker
+from parl_like.drivers.workers.worker import Worker, live
 from parl_like.process.child import shielded
 from parl_like.tasks.task import ComputationTask
 from parl_like.values.errors import unknown
@@ -80,11 +86,20 @@ class Ray(Processes):
 
 
 class WorkerActor:
-    """A worker, whose every call is one message of the robot; the result is what it says to that, and whether it goes on."""
+    """A worker. On the robot's node its one call is its whole life. Elsewhere each call is one message of the robot, whose result
+    is what the worker says to it, and whether it goes on."""
 
-    def begin(self, payload: bytes) -> tuple[list[list[bytes]], bool]:
-        """Make the agents of a packed `Recipe`; return what the worker says, and whether it goes on by itself."""
+    def begin(self, payload: bytes, node: str = "", address: str = "") -> tuple[list[list[bytes]], bool]:
+        """Make the agents of a packed `Recipe`; return what the worker says, and whether it goes on by itself.
+
+        Args:
+            node: Ray's name of the robot's node.
+            address: Of a socket of the robot there; empty: there is none.
+        """
         torch.set_num_threads(1)
+        if address and node == this_node() and (connection := _connected(address)) is not None:
+            live(unpacked(payload), FrameStream(connection, waits=True))
+            return [], False
         self._said: list[list[bytes]] = []
         self._worker = Worker(unpacked(payload), lambda frames: self._said.append([bytes(frame) for frame in frames]))
         return self._turn(self._worker.begin())
@@ -100,18 +115,51 @@ class WorkerActor:
         return said, going
 
 
+def this_node() -> str:
+    """Return Ray's name of the node that this process is on."""
+    return str(the_ray().get_runtime_context().get_node_id())
+
+
+def _is_ours(connection: socket.socket) -> bool:
+    """Return whether the process at the other end is one of this user."""
+    _, user, _ = struct.unpack("iII", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("iII")))
+    return bool(user == os.geteuid())
+
+
+def _connected(address: str) -> socket.socket | None:
+    """Return a socket that is connected to the robot; None: it is not in reach, as from within a container, or another user's."""
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.connect("\0" + address)
+        if _is_ours(connection):
+            return connection
+    except OSError:
+        pass
+    connection.close()
+    return None
+
+
 class RayLink(Link):
-    """Actor calls: each message to a worker is one, and its result holds what the worker says."""
+    """A socket to each worker on the robot's node. To another each message is a call of its actor, and the result holds what it
+    says.
+
+    Attributes:
+        prompt: Whether all workers that were heard have a socket.
+    """
 
     def __init__(self, address: str | None, num_cpus: float) -> None:
         self._address, self._num_cpus = address, num_cpus
+        self.prompt = True
         self._actors: dict[WorkerHandle, Any] = {}
+        self._listeners: dict[WorkerHandle, socket.socket] = {}  # of workers that were not heard yet
         self._calls: dict[WorkerHandle, deque[Future[Any]]] = {}  # whose results have not been taken, in their order
         self._ended: dict[WorkerHandle, str] = {}
 
     def open(self) -> None:
         CONNECTION.open(self._address)
+        self._streams = Streams()
         self._news = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._streams.watch(self._news)
         self._writing = threading.Lock()  # a call that ends late must not write to whoever has got the number of a closed file
         self._errors = the_ray().exceptions.RayError
 
@@ -120,9 +168,39 @@ class RayLink(Link):
         with shielded():  # a worker that nobody knew of would never be ended
             actor = the_ray().remote(WorkerActor).options(num_cpus=CONNECTION.cpus(self._num_cpus), max_restarts=0).remote()
             self._actors[worker], self._calls[worker] = actor, deque()
-            self._await(worker, actor.begin.remote(payload))
+            self._await(worker, actor.begin.remote(payload, this_node(), self._listen(worker)))
+
+    def _listen(self, worker: WorkerHandle) -> str:
+        """Return the address of a socket where a worker on this node may connect. It is in no folder, and has a name that nobody
+        guesses; it goes with the first message that comes, whatever the way."""
+        address, listener = f"parl_like-{secrets.token_hex(16)}", socket.socket(socket.AF_UNIX)
+        listener.bind("\0" + address)
+        listener.setblocking(False)
+        listener.listen(1)
+        self._listeners[worker] = listener
+        self._streams.watch(listener.fileno())
+        return address
+
+    def _accept(self) -> None:
+        """Take the connections that have come."""
+        for worker, listener in list(self._listeners.items()):
+            with suppress(BlockingIOError):
+                connection, _ = listener.accept()
+                if not _is_ours(connection):
+                    connection.close()
+                    continue
+                self._streams.add(worker, connection)
+                self._close_listener(worker)
+
+    def _close_listener(self, worker: WorkerHandle) -> None:
+        if (listener := self._listeners.pop(worker, None)) is not None:
+            self._streams.unwatch(listener.fileno())
+            listener.close()
 
     def send(self, worker: WorkerHandle, frames: Frames) -> None:
+        if worker in self._streams:
+            self._streams.send(worker, frames)
+            return
         with shielded():
             self._await(worker, self._actors[worker].tell.remote([bytes(frame) for frame in frames]))
 
@@ -140,7 +218,9 @@ class RayLink(Link):
     def receive(self) -> Sequence[tuple[WorkerHandle, list[object]]]:
         with suppress(BlockingIOError):
             os.eventfd_read(self._news)  # before looking, so that what comes meanwhile is told again
-        out = []
+        if self._listeners:
+            self._accept()
+        out = [*self._streams.receive()]
         for worker, calls in self._calls.items():
             while calls and calls[0].done() and worker not in self._ended:
                 try:
@@ -148,13 +228,16 @@ class RayLink(Link):
                 except self._errors as error:
                     self._ended[worker] = f"was lost: {_reason(error)}"
                 else:
+                    if worker not in self._streams:
+                        self._close_listener(worker)
+                        self.prompt = False
                     out += [(worker, frames) for frames in said]
                     if not going:
                         self._ended[worker] = "ended"
         return out
 
     def descriptors(self) -> Sequence[int]:
-        return [self._news]
+        return [self._streams.descriptor]
 
     def ended(self) -> Sequence[tuple[WorkerHandle, str]]:
         return list(self._ended.items())
@@ -164,14 +247,19 @@ class RayLink(Link):
             the_ray().kill(self._actors[worker])
 
     def wait(self, worker: WorkerHandle, seconds: float) -> bool:
+        if worker in self._streams:
+            self._streams.flush(worker, seconds)
         return not wait(self._calls[worker], max(seconds, 0.0)).not_done
 
     def forget(self, worker: WorkerHandle) -> None:
         self.kill(worker)
+        self._close_listener(worker)
+        self._streams.forget(worker)
         del self._actors[worker], self._calls[worker]
         self._ended.pop(worker, None)
 
     def close(self) -> None:
+        self._streams.close()
         with self._writing:
             os.close(self._news)
             self._news = -1
