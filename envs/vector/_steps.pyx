@@ -45,6 +45,13 @@ cdef extern from "physics.h" nogil:
     ctypedef struct TypeObject "PyTypeObject":
         unsigned int tp_version_tag
 
+cdef extern from "numpy/ufuncobject.h":
+    ctypedef struct UFunc "PyUFuncObject":  # NumPy's own declaration for Cython lacks what it has from version 2.5 on
+        int ntypes
+        void** functions
+        const void** data
+        const char* types
+
 import_array()
 import_ufunc()
 
@@ -65,11 +72,12 @@ cpdef enum End:
 
 cdef int find_loop(ufunc function, char letter, Loop* loop) except -1:
     """The inner loop of a function of one number, for numbers of a type on both sides."""
+    cdef UFunc* made = <UFunc*>function
     cdef int i
-    for i in range(function.ntypes):
-        if function.types[2 * i] == letter and function.types[2 * i + 1] == letter:
-            loop.call = <LoopCall><void*>function.functions[i]
-            loop.data = function.data[i] if function.data != NULL else NULL  # NumPy 2.5 has no array where no loop needs data
+    for i in range(made.ntypes):
+        if made.types[2 * i] == letter and made.types[2 * i + 1] == letter:
+            loop.call = <LoopCall><void*>made.functions[i]
+            loop.data = <void*>made.data[i] if made.data != NULL else NULL  # there is no array where no loop needs data
             return 0
     raise ImportError(f"{function} of NumPy has no loop for numbers of type {letter}")
 
