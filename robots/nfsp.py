@@ -27,6 +27,7 @@ from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.games import nash_conv
 from parl_like.envs.games import Game, Kuhn, Leduc, LiarsDice, State
 from parl_like.envs.games.all_seats import AllSeats
+from parl_like.learning.device_copy import send
 from parl_like.learning.factory import create_algorithm_func
 from parl_like.learning.span import Span
 from parl_like.models.mlp import MLPQ, MLPActorCritic
@@ -97,12 +98,13 @@ class NFSPAgent(Agent):
 
 def average_policy(robot: Robot) -> Any:
     """The average policy of a robot, as a policy of game states."""
-    model = robot.tasks["average"].algorithm.model
+    task = robot.tasks["average"]
+    model = task.algorithm.model
 
     @torch.no_grad()
     def policy(state: State) -> Array:
-        obs = {"obs": torch.from_numpy(state.tensor())[None], "mask": torch.from_numpy(state.mask())[None]}
-        out: Array = model.policy(obs)[0]["logits"].double().softmax(-1)[0].numpy()
+        obs = send({"obs": state.tensor()[None], "mask": state.mask()[None]}, task.device)
+        out: Array = model.policy(obs)[0]["logits"].double().softmax(-1)[0].cpu().numpy()
         return out
 
     return policy

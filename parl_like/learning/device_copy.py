@@ -51,7 +51,9 @@ def _order(values: Mapping[str, torch.Tensor]) -> list[str]:
 
 def _join(values: Mapping[str, torch.Tensor], pin: bool = False) -> torch.Tensor:
     """The bytes of all values side by side."""
-    parts = [values[name].contiguous().reshape(-1).view(torch.uint8) for name in _order(values)]
+    rows = [values[name].contiguous().reshape(-1) for name in _order(values)]
+    # A single number is contiguous whatever its stride is; to be seen as bytes it needs one of 1.
+    parts = [(row if row.stride(0) == 1 else row.clone(memory_format=torch.contiguous_format)).view(torch.uint8) for row in rows]
     return torch.cat(parts, out=torch.empty(sum(map(len, parts)), dtype=torch.uint8, device=parts[0].device, pin_memory=pin))
 
 

@@ -37,6 +37,7 @@ def test_rows_go_there_and_back(device):
 def test_tensors_are_joined_and_split():
     values = {name: torch.as_tensor(value) for name, value in rows().items()}
     values["spread"] = torch.ones(3).expand(5, 3)
+    values["single"] = torch.arange(8.0).reshape(2, 4)[:1, 2]  # of stride 4, and contiguous all the same
     joined = _join(values)
     split = _split(joined, values)
     same({name: value.numpy() for name, value in split.items()}, {name: value.numpy() for name, value in values.items()})
