@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from parl_like.algorithms.unrolls import discounts, joined, normalized, sequences
+from parl_like.algorithms.unrolls import discounts, in_chunks, normalized, rows_at_once, sequences, sequences_in_chunks
 from parl_like.data.returns import gae, next_values
 from parl_like.learning._written import squared, within
 from parl_like.learning.action_spaces import Takes
@@ -41,7 +41,8 @@ class ActorCritic(Algorithm):
     """The base of A2C, PPO and others: acting with the policy head alone, and advantages for the rows of an unroll.
 
     Rows come flat: segments of all agents one after the other, time order inside, `last` marking each cut. Values and
-    log-probabilities are computed here, for the whole batch at once, not while acting.
+    log-probabilities are computed here, for the whole batch at once, not while acting. A model whose policy and value share
+    most of their work (`keeps_values`) gives out both while acting; rows that are as old as the parameters need no second pass.
 
     Args:
         model: Offers `policy`, `value`, `evaluate` and `head`, see `parl_like.learning.model`.
@@ -73,6 +74,7 @@ class ActorCritic(Algorithm):
         self.gamma, self.lam, self.entropy, self.value_weight = gamma, lam, entropy, value_weight
         self.normalize, self.reward_scale = normalize, reward_scale
         self.recurrent = bool(self.model.state_specs())
+        self.keeps = type(self.model).keeps_values and not self.recurrent and type(self).process is ActorCritic.process
 
     def value_shapes(self, n: int) -> tuple[tuple[int, ...], ...]:
         """Return the shapes that `value` of n rows may have."""
@@ -129,17 +131,29 @@ class ActorCritic(Algorithm):
 
     @gives("policy")
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
+        if self.keeps:
+            out, value = self.model.evaluate(inputs.obs)
+            # 0 is left for rows of which nothing was kept: those of actions that were not predicted here.
+            return {**out, "kept": {**out, "value": value, "updates": torch.full((len(value),), self.updates + 1)}}
         out, state = self.model.policy(inputs.obs, inputs.get("state"))
         return {**out, "state": state} if state else out
+
+    def kept(self, batch: Batch) -> tuple[Mapping[str, torch.Tensor], torch.Tensor] | None:
+        """Return what `evaluate` gives for the rows, kept from acting; None: not all have it from the parameters of now."""
+        if "kept" not in batch or not bool((batch.kept.updates == self.updates + 1).all()):
+            return None
+        return {name: part for name, part in batch.kept.items() if name not in ("value", "updates")}, batch.kept.value
 
     def evaluate(self, batch: Batch) -> tuple[Mapping[str, torch.Tensor], torch.Tensor]:
         """Policy outputs and values for every row, in row order."""
         if not self.recurrent:
-            return self.model.evaluate(batch.obs)  # type: ignore[no-any-return]
+            if torch.is_grad_enabled():
+                return self.model.evaluate(batch.obs)  # type: ignore[no-any-return]
+            return in_chunks(self.model.evaluate, batch.obs)  # type: ignore[no-any-return]
         index, rows = sequences(batch.last)
-        obs = batch.obs[index]  # a nested observation is a Batch, which takes the same index
-        state = {key: value[index[0]] for key, value in batch.state.items()}
-        out, value = self.model.evaluate(obs, state)
+        at_once = index.numel() if torch.is_grad_enabled() else rows_at_once(batch.obs)
+        out, value = sequences_in_chunks(lambda at: self.model.evaluate(
+            batch.obs[at], {key: part[at[0]] for key, part in batch.state.items()}), index, at_once)
         return {key: part[rows] for key, part in out.items()}, value[rows]
 
     def process(self, batch: Batch) -> Batch:
@@ -150,9 +164,11 @@ class ActorCritic(Algorithm):
             out, value = self.evaluate(batch)
             _, state = self.model.policy(batch.obs[last], {k: v[last] for k, v in batch.state.items()})
             boot = self.model.value(batch.obs_next[last], state)
+        elif (kept := self.kept(batch)) is not None:
+            out, value = kept
+            boot = in_chunks(self.model.value, batch.obs_next[last])
         else:
-            both = joined(batch.obs, batch.obs_next[last])
-            out, values = self.model.evaluate(both)
+            out, values = in_chunks(self.model.evaluate, batch.obs, batch.obs_next[last])
             n = len(last)
             value, boot = values[:n], values[n:]
             out = {k: v[:n] if len(v) == len(values) else v for k, v in out.items()}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+import math
+from collections.abc import Callable, Iterable, Sequence
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -11,7 +13,7 @@ import torch
 
 from parl_like.learning.algorithm import Algorithm
 from parl_like.values.batch import Batch
-from parl_like.values.spec import Array
+from parl_like.values.spec import Array, leaves
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +63,13 @@ def minibatches_of(fields: Batch, last: torch.Tensor, parts: int, rng: np.random
     """
     n = len(last)
     if not whole:
-        shuffled = fields[torch.from_numpy(rng.permutation(n))]
-        for k in range(parts):
-            yield shuffled[n * k // parts : n * (k + 1) // parts]
+        order = torch.from_numpy(rng.permutation(n))
+        cuts = [slice(n * k // parts, n * (k + 1) // parts) for k in range(parts)]
+        if n > rows_at_once(fields.obs):  # large rows, as of images: a copy of all takes memory, and saves no time
+            yield from (fields[order[cut]] for cut in cuts)
+            return
+        shuffled = fields[order]
+        yield from (shuffled[cut] for cut in cuts)
         return
     ends = np.flatnonzero(last.cpu().numpy()) + 1
     starts = np.concatenate([[0], ends[:-1]])
@@ -89,6 +95,52 @@ def sequences(last: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     segment = torch.repeat_interleave(torch.arange(len(ends), device=last.device), lengths)
     within = torch.arange(len(last), device=last.device) - starts[segment]
     return index, within * len(ends) + segment
+
+
+CHUNK = 2**25
+"""Bytes of observations, as float32, that one forward pass without gradients may take: its memory is bounded."""
+
+
+def in_chunks(compute: Callable[[Any], Any], *obs: Any) -> Any:
+    """Return what `compute` does for the rows of all `obs`, one after the other: tensors, or mappings or tuples of these.
+
+    It is called once, unless the rows are many and large, such as images: then for as many at a time as `CHUNK` allows, and for
+    each of `obs` by itself.
+    """
+    rows = rows_at_once(obs[0])
+    if sum(map(len, obs)) <= rows:
+        return compute(reduce(joined, obs))
+    chunks = [part[k : k + rows] for part in obs for k in range(0, len(part), rows)]
+    lengths = list(map(len, chunks))
+    return reassembled([compute(chunk) for chunk in chunks],
+                       # What has no row for each is the first part's.
+                       lambda parts: torch.cat(parts) if list(map(len, parts)) == lengths else parts[0])
+
+
+def rows_at_once(obs: Any) -> int:
+    """Return how many rows of these observations `CHUNK` allows, at least 1."""
+    numbers = sum(int(math.prod(part.shape[1:])) for _, part in leaves(obs, "obs"))
+    return max(CHUNK // max(4 * numbers, 1), 1)
+
+
+def reassembled(parts: Sequence[Any], join: Callable[[list[torch.Tensor]], torch.Tensor]) -> Any:
+    """Return one thing of parts that are alike: tensors, which `join` puts together, or mappings or tuples of these."""
+    first = parts[0]
+    if isinstance(first, torch.Tensor):
+        return join(list(parts))
+    if isinstance(first, tuple):
+        return tuple(reassembled(part, join) for part in zip(*parts, strict=True))
+    return {name: reassembled([part[name] for part in parts], join) for name in first}
+
+
+def sequences_in_chunks(compute: Callable[[torch.Tensor], Any], index: torch.Tensor, rows: int) -> Any:
+    """Return what `compute` does for [T, B] row numbers, flat and time-major: for as many sequences at a time as have `rows` rows
+    together, at least one."""
+    groups = torch.split(index, max(rows // len(index), 1), 1)
+    if len(groups) == 1:
+        return compute(index)
+    return reassembled([compute(group) for group in groups], lambda parts: torch.cat(
+        [part.reshape(len(index), -1, *part.shape[1:]) for part in parts], 1).flatten(0, 1))
 
 
 def joined(first: Any, second: Any) -> Any:

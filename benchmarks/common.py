@@ -23,8 +23,12 @@ def compare(contestants: Mapping[str, Callable[[], float]], rounds: int = 3) -> 
     for _ in range(rounds):
         for name, work in contestants.items():
             rates[name].append(work())
-    return {name: {"median": median(r), "best": max(r), "spread": (max(r) - min(r)) / median(r), "rounds": r}
-            for name, r in rates.items()}
+    return {name: of_rounds(r) for name, r in rates.items()}
+
+
+def of_rounds(rates: list[float]) -> dict[str, Any]:
+    """{"median", "best", "spread", "rounds"} of some rates, see `compare`."""
+    return {"median": median(rates), "best": max(rates), "spread": (max(rates) - min(rates)) / median(rates), "rounds": rates}
 
 
 def ratio(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> float:

@@ -123,6 +123,16 @@ def memory(result: Result) -> list[str]:
             f"{result['torch_alone_mib']:.0f} of them torch"]
 
 
+def pixels(result: Result) -> list[str]:
+    lines = []
+    for case, found in result["cases"].items():
+        parts = [f"{what} {' : '.join(rate(one) for one in found[what].values())}"
+                 + (f" ({found['ratios'][what]:.2f}×)" if found["ratios"] else "") for what in ("steps_per_s", "peak_mb")]
+        lines.append(f"- {case} on 84 × 84 × 4 frames, ours : stable-baselines3: {', '.join(parts)}"
+                     + spreads(found["steps_per_s"].values()))
+    return lines
+
+
 def thinker(result: Result) -> list[str]:
     lines = [f"- tree, {n} environments: {one['us']:.2f} µs per environment and step" for n, one in result["tree"].items()]
     for kind, cases in result["acting"].items():
@@ -142,6 +152,7 @@ PARTS: dict[str, tuple[list[str], list[str], Callable[[Result], list[str]]]] = {
     "central": (["central"], ["--rounds", "1", "--scale", "0.02"], central),
     "replay": (["replay"], ["--rounds", "1", "--scale", "0.01"], replay),
     "sokoban": (["envs"], ["--rounds", "1", "--scale", "0.01"], sokoban),
+    "pixels": (["pixels"], ["--rounds", "1", "--scale", "0.01"], pixels),
     "memory": (["memory"], ["--agents", "8", "--steps", "2000"], memory),
     "thinker": (["thinker"], ["--rounds", "1", "--scale", "0.05", "--net", "small", "--threads", "1"], thinker),
 }

@@ -31,6 +31,7 @@ def ours(monkeypatch):
     pytest.param("memory", ["--agents", "8", "--steps", "2000"], marks=pytest.mark.slow),
     ("replay", ["--rounds", "1", "--scale", "0.01", "--alone"]),
     ("returns", ["--rounds", "1", "--scale", "0.01"]),
+    pytest.param("pixels", ["--rounds", "1", "--scale", "0.01", "--case", "PPO"], marks=pytest.mark.slow),
     pytest.param("start", ["--rounds", "1"], marks=pytest.mark.slow),
     ("acting", ["--rounds", "1", "--scale", "0.002"]),
     ("envs", ["--rounds", "1", "--scale", "0.01"]),
@@ -80,6 +81,8 @@ def test_json_out(name, argv, capsys):
     elif name == "acting":
         assert len(result["predict"]) == 15 and all(case["ratio"] > 0 for case in result["predict"].values())
         assert set(result["agents"]) == {"8", "64"} and set(result["many"]) == {"64"}
+    elif name == "pixels":
+        assert all(result["cases"]["PPO"][what]["parl_like"]["median"] > 0 for what in ("steps_per_cpu_s", "peak_mb"))
     elif name == "returns":
         assert set(result["cases"]) == {f"{kind} {shape}" for kind in ("gae", "vtrace") for shape in ("[128, 64]", "[20, 256]")}
         assert all(case["ratios"]["vs numpy"] > 0 for case in result["cases"].values())

@@ -1,5 +1,5 @@
-"""The extra fields of a row beside the transition: what `predict` gave as `policy`, and chosen keys of the environment's
-`info`."""
+"""The extra fields of a row beside the transition: what `predict` gave as `policy` and `kept`, and chosen keys of the
+environment's `info`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,9 @@ import numpy as np
 
 from parl_like.data.buffers.fields import is_part
 from parl_like.values.spec import Array, Spec
+
+KEPT = "kept"
+"""The outputs of `predict` that an update may compute again instead."""
 
 Wanted = Sequence[str] | Mapping[str, object]
 """Keys of `info`, each one number in every step; or each with what stands for it in steps that lack it, which gives its shape and
@@ -36,7 +39,8 @@ class KeptColumns:
 
     Args:
         where: Agent and task, for messages.
-        policy: Outputs `policy.*` of `predict`, as the helper stores them.
+        policy: Outputs of `predict`, as the helper stores them. Those of `policy` belong to an action that it returned; those of
+            `kept` can be computed again, and are zeros in rows of other actions.
         info: See `info_specs`.
         n: Environments of a vector environment; 0: there is one.
     """
@@ -58,14 +62,22 @@ class KeptColumns:
         if self.policy:
             predicted, out, row = last
             if act is not predicted or out is None:
-                names = ", ".join(spec.name for spec in self.policy)
+                names = ", ".join(spec.name for spec in self.policy if not is_part(spec.name, KEPT))
+                if not names:
+                    return self._zeros + self._of_info(info, ends)
                 raise ValueError(f"{self.where}: predict gives {names} to be stored with its action, and this action is not what "
                                  "it returned last; store that one, or give the helper store_policy=False")
             made += [out[spec.name][row] if row >= 0 else out[spec.name] for spec in self.policy]
+        return tuple(made) + self._of_info(info, ends)
+
+    @property
+    def _zeros(self) -> tuple[Array, ...]:
+        return tuple([spec.zeros(self.n) if self.n else spec.zeros(1)[0] for spec in self.policy])
+
+    def _of_info(self, info: Mapping[str, object] | None, ends: Any) -> tuple[object, ...]:
         info = info or {}
-        for name, (spec, instead) in self.info.items():
-            made.append(self._rows(name, spec, instead, info, ends) if self.n else self._one(name, spec, instead, info))
-        return tuple(made)
+        return tuple([self._rows(name, spec, instead, info, ends) if self.n else self._one(name, spec, instead, info)
+                      for name, (spec, instead) in self.info.items()])
 
     def _lacks(self, spec: Spec, name: str, info: Mapping[str, object]) -> Exception:
         return spec.error(f"info with {', '.join(map(repr, info)) or 'nothing'}", "let every step give it (a wrapper), or say "
@@ -106,5 +118,6 @@ class KeptColumns:
 
 
 def policy_specs(arrays: Mapping[str, Array]) -> tuple[Spec, ...]:
-    """Return the columns for a prediction's outputs `policy.*`, of which these are rows [N, …]."""
-    return tuple(Spec(name, value.shape[1:], value.dtype) for name, value in arrays.items() if is_part(name, "policy"))
+    """Return the columns for a prediction's outputs `policy.*` and `kept.*`, of which these are rows [N, …]."""
+    return tuple(Spec(name, value.shape[1:], value.dtype) for name, value in arrays.items()
+                 if is_part(name, "policy") or is_part(name, KEPT))

@@ -79,7 +79,8 @@ class ComputationTask:
         acting: Copies of the networks for predictions while learning runs beside them; None: predictions use the networks that
             learn.
         row_slots: Which rows of what it remembers belong to which agent.
-        output_shapes: Of one row of each output of `predict`. policy_specs: those of `policy`, which helpers store.
+        output_shapes: Of one row of each output of `predict`. policy_specs: those of `policy` and `kept`, which helpers
+            store.
 
     Raises:
         TypeError: replicas are asked for, and `algorithm` is no function. ValueError: there is no such device.

@@ -444,3 +444,61 @@ def test_unknown_games_and_variants_are_named():
     with pytest.raises(ValueError, match="no game 'brekout'; did you mean 'breakout'"):
         Atari("Brekout")
     assert Atari("pong", full_actions=True).action_space.n == 18
+
+
+# ------------------------------------------------------------------------------------------------ beside ale_py's own vector one
+
+BESIDE = {"size": 84, "grey": True, "clip_reward": 1.0, "noop_max": 0, "fire": False}
+
+
+def both(game, ours, theirs):
+    """Our environment and theirs, both reset, with neither no-ops nor FIRE: these are drawn and held in other ways there."""
+    vector = pytest.importorskip("ale_py.vector_env")
+    envs = vector.AtariVectorEnv(game, 1, noop_max=0, use_fire_reset=False, num_threads=1, **theirs)
+    env = Atari(game, **BESIDE | ours)
+    return env, envs, env.reset(seed=0)[0], envs.reset(seed=0)[0][0]
+
+
+def beside(env, envs, steps):
+    """The steps of both with the same actions: our values, then theirs."""
+    rng = np.random.default_rng(0)
+    for _ in range(steps):
+        act = int(rng.integers(env.action_space.n))
+        obs, rew, terminated, truncated, _ = envs.step(np.array([act]))
+        yield env.step(act)[:4], (obs[0], rew[0], terminated[0], truncated[0])
+
+
+@needs_ale
+@pytest.mark.parametrize("game", ["breakout", "ms_pacman"])
+def test_single_frames_are_those_of_ales_vector_environment(game):
+    env, envs, first, other = both(game, {"frame_skip": 1, "life_loss": False, "stack": 1},
+                                   {"frameskip": 1, "maxpool": False, "stack_num": 1})
+    assert (first == other).all()
+    for ours, theirs in beside(env, envs, 150):
+        assert np.abs(ours[0].astype(int) - theirs[0]).max() <= 1 and ours[1:] == theirs[1:]  # rounded once more there
+
+
+@needs_ale
+def test_the_maximum_is_of_colours_here_and_of_greys_there_and_a_stack_begins_with_its_frame_or_with_nothing():
+    env, envs, first, other = both("pong", {"life_loss": False}, {})
+    assert (first[-1] == other[-1]).all() and (first[:-1] == first[-1]).all() and not other[:-1].any()
+    differ = 0
+    for t, (ours, theirs) in enumerate(beside(env, envs, 150)):
+        assert ours[1:] == theirs[1:], "the game is the same"
+        if t >= 3 and (ours[0] != theirs[0]).any():
+            differ += 1
+            assert (ours[0] != theirs[0]).mean() < 0.02  # where something moves
+    assert differ
+
+
+@needs_ale
+def test_after_a_lost_life_the_games_go_apart():
+    env, envs, *_ = both("breakout", {}, {"episodic_life": True})
+    for ours, theirs in beside(env, envs, 400):
+        assert ours[1:] == theirs[1:]
+        if ours[2]:
+            break
+    else:
+        raise AssertionError("no life was lost")
+    obs, (other, *_) = env.reset()[0], envs.step(np.array([0]))
+    assert (obs[-1] != other[0, -1]).any(), "a no-op passes here, as in Mnih et al. 2015"

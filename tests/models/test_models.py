@@ -509,6 +509,34 @@ def test_pixels_are_scaled_once():
     torch.testing.assert_close(trunk(obs), as_float(obs / 255))
 
 
+def test_channels_are_last_in_memory_and_the_order_of_sums_is_all_that_changes():
+    trunk = ConvTrunk(Box(0, 255, (4, 84, 84), np.uint8), out_size=8)
+    obs = integers(256, 5, 4, 84, 84, dtype=torch.uint8)
+    seen = []
+    trunk.convs[0].register_forward_hook(lambda _, inputs, out: seen.extend([inputs[0], out]))
+    trunk(obs).sum().backward()
+    assert all(x.is_contiguous(memory_format=torch.channels_last) and x.dtype == torch.float32 for x in seen)
+    found = [p.grad for p in trunk.parameters()]
+    trunk.zero_grad()
+    x = obs.float() / 255.0
+    for conv in trunk.convs:
+        x = torch.relu(conv(x))
+    expected = trunk.linear(x.flatten(1))
+    torch.testing.assert_close(trunk(obs), expected, rtol=1e-5, atol=1e-6)
+    expected.sum().backward()
+    for parameter, gradient in zip(trunk.parameters(), found, strict=True):
+        torch.testing.assert_close(gradient, parameter.grad, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("shape", [(9, 8, 3), (3, 9, 8)])
+def test_pixels_that_come_as_floats_are_left_as_they_are(shape):
+    trunk = ConvTrunk(Box(0, 255, shape, np.uint8), out_size=8)
+    obs = integers(256, 5, *shape, dtype=torch.uint8)
+    given = obs.float()
+    torch.testing.assert_close(trunk(given), trunk(obs), rtol=0, atol=0)
+    assert torch.equal(given, obs.float())
+
+
 def test_images_keep_their_leading_axes():
     trunk = ConvTrunk(PIXELS, out_size=8)
     obs = integers(256, 2, 3, 9, 8, 3, dtype=torch.uint8)
