@@ -126,7 +126,7 @@ def trained() -> dict[str, list[str]]:
     for key, trained in experiments_of().items():
         for name in trained:
             seen = found[name]
-            pages = [page for page in ("robots.md", "games.md", "offline.md", "thinker.md", "thinker-published.md")
+            pages = [page for page in ("robots.md", "games.md", "search.md", "offline.md", "thinker.md", "thinker-published.md")
                      if f"`{name}`" in (PAGE.parent / page).read_text(encoding="utf-8")]
             unit = "iterations" if name in solvers.ROWS else "steps"
             told = (f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} {unit}, "

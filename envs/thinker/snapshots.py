@@ -1,11 +1,12 @@
 """States of real environments by number ("slots"): what planning with a perfect model stands on.
 
-Both kinds have `take(slots)`, which stores the state of environment i in `slots[i]`, and `step(parent, child, action)` [m] each,
+All kinds have `take(slots)`, which stores the state of environment i in `slots[i]`, and `step(parent, child, action)` [m] each,
 which steps from the states in `parent`, stores where that leads in `child`, and returns observations, rewards and ends.
 """
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -131,3 +132,32 @@ class EnvSnapshots:
     def close(self) -> None:
         """Close the environments that planning steps, not the real ones."""
         self.sim.close()
+
+
+class CopiedEnvs:
+    """Snapshots of single environments that cannot clone their state: deep copies of the whole of them. It is slower, and what an
+    environment keeps outside of Python is not copied with it."""
+
+    def __init__(self, envs: Sequence[gym.Env[Any, Any]], slots: int) -> None:
+        self.envs = envs
+        self._kept: list[Any] = [None] * slots
+
+    def take(self, slots: Array) -> None:
+        """Store a copy of environment i in `slots[i]`, [n] int64."""
+        for env, slot in zip(self.envs, slots.tolist(), strict=True):
+            self._kept[slot] = copy.deepcopy(env)
+
+    def step(self, parent: Array, child: Array, action: Array) -> tuple[Array, Array, Array]:
+        """Step copies of the environments in slots `parent` [m], see `EnvSnapshots.step`."""
+        seen, gained, over = [], [], []
+        for old, new, act in zip(parent.tolist(), child.tolist(), action.tolist(), strict=True):
+            env = self._kept[new] = copy.deepcopy(self._kept[old])
+            obs, rew, terminated, truncated, _ = env.step(act)
+            seen.append(np.array(obs))
+            gained.append(float(rew))
+            over.append(bool(terminated or truncated))
+        return np.stack(seen), np.array(gained), np.array(over)
+
+    def close(self) -> None:
+        """Forget the copies."""
+        self._kept = []

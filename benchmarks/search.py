@@ -1,0 +1,44 @@
+"""Compiled search trees beside plain ones: CPU seconds of searches in which nothing else costs time.
+
+    python -m benchmarks.search [--trees 32] [--actions 4] [--simulations 50]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from typing import Any
+
+import numpy as np
+
+from parl_like.algorithms.search._tree import Kernel
+from parl_like.algorithms.search.plain import PlainTrees
+from parl_like.algorithms.search.tree import Evaluation, Rule, SearchTree
+
+
+def seconds(kernel: Any, n: int, actions: int, simulations: int, times: int) -> float:
+    """Return the least CPU seconds of one search."""
+    rng, found = np.random.default_rng(0), []
+    leaves = Evaluation(rng.normal(size=n), np.zeros(n, bool), rng.normal(size=n), rng.normal(size=(n, actions)))
+    tree = SearchTree(n, actions, simulations, Rule(gamma=0.99, normalize=True), kernel)
+    for _ in range(times):
+        begin = time.process_time()
+        tree.begin(leaves.logits, leaves.value)
+        tree.run(simulations, lambda _: leaves)
+        found.append(time.process_time() - begin)
+    return min(found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=(__doc__ or "").splitlines()[0])
+    for name, default in (("trees", 32), ("actions", 4), ("simulations", 50)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    given = parser.parse_args()
+    numbers = given.trees, given.actions, given.simulations
+    compiled, plain = seconds(Kernel, *numbers, 30), seconds(PlainTrees, *numbers, 5)
+    print(f"{given.trees} trees, {given.simulations} simulations: compiled {1e3 * compiled:.2f} ms, plain {1e3 * plain:.2f} ms, "
+          f"{plain / compiled:.0f} times as long")
+
+
+if __name__ == "__main__":
+    main()
