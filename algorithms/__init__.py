@@ -4,6 +4,7 @@ if __name__ != "parl_like.algorithms":
     raise ImportError(f"this folder is the package parl_like.algorithms; it was imported as {__name__!r}")
 
 from parl_like.algorithms.actor_critic import A2C, ActorCritic
+from parl_like.algorithms.alphazero import AlphaZero
 from parl_like.algorithms.appo import APPO
 from parl_like.algorithms.bc import BC
 from parl_like.algorithms.bcq import BCQ, PLAS, DiscreteBCQ
@@ -52,7 +53,7 @@ __all__ = [
     "A2C", "APPO", "ARS", "BC", "BCQ", "BDQ", "C51", "CEM", "CQL", "CRR", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQL", "IQN",
     "MADDPG", "MAPPO", "MARWIL", "MBPO", "MDQN", "MPO", "NPG", "OAC", "PLAS", "PPG", "PPO", "PSRL", "QMIX", "QRDQN", "QRSAC",
     "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD", "TD3", "TD3BC", "TQC", "TRPO", "VDN", "VMPO", "ActorCritic",
-    "BasicDQN", "BootstrappedDQN", "CrossQ", "DiscreteBCQ", "DiscreteCQL", "DoubleQLearning", "DroQ", "DynaQ",
+    "AlphaZero", "BasicDQN", "BootstrappedDQN", "CrossQ", "DiscreteBCQ", "DiscreteCQL", "DoubleQLearning", "DroQ", "DynaQ",
     "DynamicsLearner", "EnsembleLearner", "EpsilonGreedyBandit", "ExpectedSARSA", "GradientBandit", "MonteCarlo",
     "MonteCarloPrediction", "NStepQ", "NStepTD", "PrioritizedSweeping", "QLambda", "QLearning", "Rainbow", "SARSALambda",
     "Stream", "ThompsonBandit", "UCBBandit", "WorldModel",

@@ -13,14 +13,14 @@ import numpy as np
 
 from parl_like.algorithms.search._tree import Kernel
 from parl_like.algorithms.search.plain import PlainTrees
-from parl_like.algorithms.search.tree import Evaluation, Rule, SearchTree
+from parl_like.algorithms.search.tree import Evaluation, SearchRule, SearchTree
 
 
 def seconds(kernel: Any, n: int, actions: int, simulations: int, times: int) -> float:
     """Return the least CPU seconds of one search."""
     rng, found = np.random.default_rng(0), []
     leaves = Evaluation(rng.normal(size=n), np.zeros(n, bool), rng.normal(size=n), rng.normal(size=(n, actions)))
-    tree = SearchTree(n, actions, simulations, Rule(gamma=0.99, normalize=True), kernel)
+    tree = SearchTree(n, actions, simulations, SearchRule(gamma=0.99, normalize=True), kernel)
     for _ in range(times):
         begin = time.process_time()
         tree.begin(leaves.logits, leaves.value)

@@ -15,7 +15,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.agents.agent import Agent
-from parl_like.algorithms.search.tree import Evaluation, Leaves, Rule, SearchTree
+from parl_like.algorithms.search.tree import Evaluation, Leaves, SearchRule, SearchTree
 from parl_like.envs.thinker.snapshots import CopiedEnvs, EnvSnapshots
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.span import Span
@@ -46,7 +46,7 @@ class MCTSAgent(Agent):
             raise ValueError(f"MCTSAgent: simulations is {simulations}, depth {depth} and playouts {playouts}; expected at least "
                              "1, 0 and 1")
         self.simulations, self.depth, self.playouts = simulations, depth, playouts
-        self.rule = Rule("uct", exploration, gamma=gamma, normalize=True)
+        self.rule = SearchRule("uct", exploration, gamma=gamma, normalize=True)
 
     def join(self, make: Callable[[], Any]) -> None:
         """Make the environment, and one in which search acts.

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from parl_like.algorithms.search.tree import STANDARD, Evaluation, Found, Leaves, Rule, SearchTree, visit_policy
+from parl_like.algorithms.search.tree import STANDARD, Evaluation, Found, Leaves, SearchRule, SearchTree, visit_policy
 from parl_like.envs.games.game import Game, State
 from parl_like.values.spec import Array
 
@@ -32,7 +32,7 @@ class GameSearch:
         ValueError: the game is another one, or simulations is below 1.
     """
 
-    def __init__(self, game: Game, simulations: int, evaluate: Evaluate, rule: Rule = STANDARD) -> None:
+    def __init__(self, game: Game, simulations: int, evaluate: Evaluate, rule: SearchRule = STANDARD) -> None:
         game.traits.require(type(self).__name__, n_players=2, dynamics="sequential", information="perfect", utility="zero_sum",
                             chance="deterministic")
         if simulations < 1:
@@ -98,7 +98,7 @@ class MCTS(GameSearch):
 
     def __init__(self, game: Game, simulations: int = 200, *, playouts: int = 1, exploration: float = 1.4,
                  temperature: float = 0.0, seed: int = 0) -> None:
-        super().__init__(game, simulations, self._play_out, Rule("uct", exploration))
+        super().__init__(game, simulations, self._play_out, SearchRule("uct", exploration))
         if playouts < 1:
             raise ValueError(f"MCTS: playouts is {playouts}; expected at least 1")
         self.playouts, self.temperature, self.rng = playouts, temperature, np.random.default_rng(seed)

@@ -7,14 +7,14 @@ import math
 from parl_like.values.spec import Array
 
 
-class Node:
+class PlainNode:
     """A state. Attributes: see `_tree.pyx`."""
 
-    def __init__(self, parent: Node | None, reward: float, done: bool, player: int, logits: list[float],
+    def __init__(self, parent: PlainNode | None, reward: float, done: bool, player: int, logits: list[float],
                  legal: list[int]) -> None:
         self.parent, self.reward, self.done, self.player = parent, reward, done, player
         self.total, self.visits = 0.0, 0
-        self.children: dict[int, Node] = {}
+        self.children: dict[int, PlainNode] = {}
         actions = [a for a, there in enumerate(legal) if there]
         top = max((logits[a] for a in actions), default=0.0)
         odds = {a: math.exp(logits[a] - top) for a in actions}
@@ -33,20 +33,20 @@ class Node:
 class PlainTrees:
     """n trees. Arguments and methods are those of the compiled `Kernel`."""
 
-    def __init__(self, n: int, n_actions: int, capacity: int, exploration: float, base: float, gamma: float, uct: bool,
+    def __init__(self, n: int, n_actions: int, capacity: int, *, exploration: float, base: float, gamma: float, uct: bool,
                  normalize: bool) -> None:
         self.n, self.n_actions, self.capacity = n, n_actions, capacity
         self.exploration, self.base, self.gamma, self.uct, self.normalize = exploration, base, gamma, uct, normalize
-        self.nodes: list[list[Node]] = []
+        self.nodes: list[list[PlainNode]] = []
         self.limits: list[tuple[float, float]] = []
 
-    def q(self, node: Node) -> float:
+    def q(self, node: PlainNode) -> float:
         """Return the value of the edge into a node, for who moved there."""
         return node.reward + self.gamma * node.sign * (node.total / node.visits)
 
-    def back(self, tree: int, node: Node, value: float) -> None:
+    def back(self, tree: int, node: PlainNode, value: float) -> None:
         """Count a return that ends at a node with this value."""
-        at: Node | None = node
+        at: PlainNode | None = node
         while at is not None:
             at.total += value
             at.visits += 1
@@ -56,7 +56,7 @@ class PlainTrees:
                 value = at.reward + self.gamma * at.sign * value
             at = at.parent
 
-    def best(self, tree: int, node: Node) -> int:
+    def best(self, tree: int, node: PlainNode) -> int:
         """Return the action with the highest score, the first of these."""
         low, high = self.limits[tree]
         scores: dict[int, float] = {}
@@ -78,7 +78,7 @@ class PlainTrees:
         """Plant the roots."""
         self.nodes, self.limits = [], [(math.inf, -math.inf)] * self.n
         for tree in range(self.n):
-            root = Node(None, 0.0, False, int(player[tree]), logits[tree].tolist(), legal[tree].tolist())
+            root = PlainNode(None, 0.0, False, int(player[tree]), logits[tree].tolist(), legal[tree].tolist())
             if share > 0:
                 root.prior = {a: (1.0 - share) * prior + share * float(noise[tree, a]) for a, prior in root.prior.items()}
             self.nodes.append([root])
@@ -101,13 +101,14 @@ class PlainTrees:
                     break
         return m
 
-    def expand(self, found: Array, reward: Array, done: Array, player: Array, logits: Array, legal: Array, value: Array,
-               /) -> None:
+    def expand(self, found: Array, *, reward: Array, done: Array, player: Array, logits: Array, legal: Array,
+               value: Array) -> None:
         """Add the leaves."""
         for i in range(len(reward)):
             tree, parent, action, number = map(int, found[:, i])
             nodes = self.nodes[tree]
-            node = Node(nodes[parent], float(reward[i]), bool(done[i]), int(player[i]), logits[i].tolist(), legal[i].tolist())
+            node = PlainNode(
+                nodes[parent], float(reward[i]), bool(done[i]), int(player[i]), logits[i].tolist(), legal[i].tolist())
             node.number = number
             nodes[parent].children[action] = node
             nodes.append(node)

@@ -32,8 +32,8 @@ from parl_like.values.spec import Array
 
 
 @dataclass(frozen=True)
-class Rule:
-    """How a tree is searched; the letters are those of the formulas above.
+class SearchRule:
+    """The way in which a tree is searched; the letters are those of the formulas above.
 
     Attributes:
         selection: Which score.
@@ -53,13 +53,13 @@ class Rule:
 
     def __post_init__(self) -> None:
         if self.selection not in ("puct", "uct"):
-            raise ValueError(f"Rule: selection is {self.selection!r}; expected 'puct' or 'uct'")
+            raise ValueError(f"SearchRule: selection is {self.selection!r}; expected 'puct' or 'uct'")
         if not (self.exploration >= 0 and self.base > 0 and math.isfinite(self.exploration + self.base) and 0 <= self.gamma <= 1):
-            raise ValueError(f"Rule: exploration is {self.exploration}, base {self.base} and gamma {self.gamma}; expected at "
-                             "least 0, above 0, and a number in [0, 1]")
+            raise ValueError(f"SearchRule: exploration is {self.exploration}, base {self.base} and gamma {self.gamma}; expected "
+                             "at least 0, above 0, and a number in [0, 1]")
 
 
-STANDARD = Rule()
+STANDARD = SearchRule()
 """PUCT for values in [−1, 1], as those of games."""
 
 
@@ -78,7 +78,7 @@ class Leaves(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-    """What the edges of m leaves lead to.
+    """Judgements of what the edges of m leaves lead to.
 
     Attributes:
         reward: [m], for who moved.
@@ -98,7 +98,7 @@ class Evaluation(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What a search has found at the roots.
+    """The result of a search at the roots.
 
     Attributes:
         visits: [n, A] int64, N(root, a). q: [n, A], Q(root, a), 0 where there are no visits. value: [n], V(root).
@@ -110,14 +110,14 @@ class Found(NamedTuple):
 
 
 class Trees(Protocol):
-    """What computes the trees: the compiled `Kernel`, or `plain.PlainTrees`."""
+    """The trees themselves: the compiled `Kernel`, or `plain.PlainTrees`."""
 
     def begin(self, logits: Array, legal: Array, value: Array, player: Array, noise: Array, share: float, /) -> None: ...
 
     def select(self, found: Array, /) -> int: ...
 
-    def expand(self, found: Array, reward: Array, done: Array, player: Array, logits: Array, legal: Array, value: Array,
-               /) -> None: ...
+    def expand(self, found: Array, *, reward: Array, done: Array, player: Array, logits: Array, legal: Array,
+               value: Array) -> None: ...
 
     def result(self, visits: Array, q: Array, value: Array, /) -> None: ...
 
@@ -140,13 +140,13 @@ class SearchTree:
         ValueError: a number is below 1.
     """
 
-    def __init__(self, n: int, n_actions: int, capacity: int, rule: Rule = STANDARD,
+    def __init__(self, n: int, n_actions: int, capacity: int, rule: SearchRule = STANDARD,
                  kernel: Callable[..., Trees] = Kernel) -> None:
         if min(n, n_actions, capacity) < 1:
             raise ValueError(f"SearchTree: n is {n}, n_actions {n_actions} and capacity {capacity}; expected at least 1 each")
         self.n, self.n_actions, self.capacity, self.rule = n, n_actions, capacity, rule
-        self._trees = kernel(n, n_actions, capacity + 1, rule.exploration, rule.base, rule.gamma, rule.selection == "uct",
-                             rule.normalize)
+        self._trees = kernel(n, n_actions, capacity + 1, exploration=rule.exploration, base=rule.base, gamma=rule.gamma,
+                             uct=rule.selection == "uct", normalize=rule.normalize)
         self._found = np.zeros((4, n), np.int64)
         self._open: int | None = None  # leaves that `select` has found, and `expand` has not had
         self._left = 0
@@ -163,7 +163,7 @@ class SearchTree:
         Raises:
             ValueError: shapes differ, a number is not finite, or a root has no legal action.
         """
-        rows = self._rows("begin", self.n, logits, value, player, legal, np.zeros(self.n, bool))
+        rows = self._rows("begin", self.n, logits, value, player=player, legal=legal, done=np.zeros(self.n, bool))
         mixed = np.zeros((self.n, self.n_actions)) if noise is None else self._numbers("begin", "noise", noise, self.n, True)
         self._trees.begin(*rows, mixed, 0.0 if noise is None else float(share))
         self._open, self._left = 0, self.capacity
@@ -190,10 +190,10 @@ class SearchTree:
         if not self._open:
             raise ValueError("SearchTree: expand: no leaves wait; select() comes first")
         done = np.ascontiguousarray(leaves.done, np.uint8)
-        logits, legal, value, player = self._rows("expand", self._open, leaves.logits, leaves.value, leaves.player, leaves.legal,
-                                                  done)
+        logits, legal, value, player = self._rows("expand", self._open, leaves.logits, leaves.value,
+                                                  player=leaves.player, legal=leaves.legal, done=done)
         reward = self._numbers("expand", "reward", leaves.reward, self._open)
-        self._trees.expand(self._found, reward, done, player, logits, legal, value)
+        self._trees.expand(self._found, reward=reward, done=done, player=player, logits=logits, legal=legal, value=value)
         self._open = 0
 
     def run(self, simulations: int, evaluate: Callable[[Leaves], Evaluation]) -> Found:
@@ -213,7 +213,7 @@ class SearchTree:
         self._trees.result(*found)
         return found
 
-    def _rows(self, call: str, m: int, logits: Array, value: Array, player: Array | None, legal: Array | None,
+    def _rows(self, call: str, m: int, logits: Array, value: Array, *, player: Array | None, legal: Array | None,
               done: Array) -> tuple[Array, Array, Array, Array]:
         """Return logits, legal actions, values and players of m states as the kernel takes them."""
         numbers, values = self._numbers(call, "logits", logits, m, True), self._numbers(call, "value", value, m)

@@ -61,6 +61,11 @@ class ConnectFourState(State):
         self.columns[action].append(stone)
         self.won = any(self._line(action, stone, *way) for way in WAYS)
 
+    def clone(self) -> ConnectFourState:
+        other = type(self)(self.game)  # search clones often, and a replay looks at every line again
+        other.history, other.columns, other.won = self.history.copy(), [column.copy() for column in self.columns], self.won
+        return other
+
     def undo(self) -> None:
         last = self.history[-1:]
         super().undo()

@@ -51,6 +51,11 @@ class TicTacToeState(State):
     def player(self) -> int:
         return TERMINAL if len(self.history) == 9 or self.won else len(self.history) % 2
 
+    def clone(self) -> TicTacToeState:
+        other = type(self)(self.game)  # search clones often
+        other.history = self.history.copy()
+        return other
+
     def legal(self) -> Sequence[int]:
         return () if self.won else [cell for cell in range(9) if cell not in self.history]
 

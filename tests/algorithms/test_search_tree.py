@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from parl_like.algorithms.search.plain import PlainTrees
-from parl_like.algorithms.search.tree import Evaluation, Kernel, Rule, SearchTree, root_noise, visit_policy
+from parl_like.algorithms.search.tree import Evaluation, Kernel, SearchRule, SearchTree, root_noise, visit_policy
 
 BOTH = pytest.mark.parametrize("kernel", [Kernel, PlainTrees])
 
@@ -33,7 +33,7 @@ def selected(tree):
 @BOTH
 def test_puct_by_hand(kernel):
     """P = (1/4, 3/4), c = 1, b so large that its logarithm is 0 for all figures here."""
-    tree = one_tree(Rule(exploration=1.0, base=1e12, gamma=0.5), kernel, logits=(0.0, math.log(3.0)), value=0.2)
+    tree = one_tree(SearchRule(exploration=1.0, base=1e12, gamma=0.5), kernel, logits=(0.0, math.log(3.0)), value=0.2)
     assert selected(tree) == (0, 1, 1), "0.75 √1 / 1 against 0.25"
     tree.expand(leaf(value=-0.4, reward=0.1))
     found = tree.found()
@@ -50,11 +50,11 @@ def test_puct_by_hand(kernel):
 @BOTH
 def test_exploration_grows_with_the_visits(kernel):
     """With c = 0 and b = 1 its weight is ln(N + 2)."""
-    tree = one_tree(Rule(exploration=0.0, base=1.0), kernel)
+    tree = one_tree(SearchRule(exploration=0.0, base=1.0), kernel)
     assert selected(tree) == (0, 0, 1)
     tree.expand(leaf(value=0.5))  # 0.5 + ln 4 · ½ √2 / 2 = 0.990 against ln 4 · ½ √2 = 0.980
     assert selected(tree) == (1, 0, 2)
-    tree = one_tree(Rule(exploration=0.0, base=1.0), kernel)
+    tree = one_tree(SearchRule(exploration=0.0, base=1.0), kernel)
     tree.select()
     tree.expand(leaf(value=0.48))
     assert selected(tree) == (0, 1, 2)
@@ -62,7 +62,7 @@ def test_exploration_grows_with_the_visits(kernel):
 
 @BOTH
 def test_uct_by_hand(kernel):
-    tree = one_tree(Rule("uct", exploration=1.0), kernel)
+    tree = one_tree(SearchRule("uct", exploration=1.0), kernel)
     for action, value in ((0, 1.0), (1, 0.0)):
         assert selected(tree)[:2] == (0, action), "actions without a node come first"
         tree.expand(leaf(value=value))
@@ -77,7 +77,7 @@ def test_uct_by_hand(kernel):
 @pytest.mark.parametrize("after", [0, 1])
 def test_what_one_player_wins_the_other_loses(kernel, after):
     """Player 0 moves, then player 1 or player 0 again; γ 0.5, rewards for who moved."""
-    tree = one_tree(Rule(gamma=0.5), kernel, logits=(9.0, 0.0), player=np.array([0]))
+    tree = one_tree(SearchRule(gamma=0.5), kernel, logits=(9.0, 0.0), player=np.array([0]))
     assert selected(tree)[:2] == (0, 0)
     tree.expand(leaf(value=0.6, reward=1.0, player=after, logits=(9.0, 0.0)))
     sign = 1 if after == 0 else -1
@@ -91,7 +91,7 @@ def test_what_one_player_wins_the_other_loses(kernel, after):
 @BOTH
 def test_normalised_values_do_not_know_the_unit_of_rewards(kernel):
     def order(scale, shift):
-        tree, rng = one_tree(Rule(normalize=True), kernel), np.random.default_rng(0)
+        tree, rng = one_tree(SearchRule(normalize=True), kernel), np.random.default_rng(0)
         way = []
         for _ in range(10):
             way.append(selected(tree))
@@ -103,7 +103,7 @@ def test_normalised_values_do_not_know_the_unit_of_rewards(kernel):
 
 @BOTH
 def test_a_state_that_is_over_is_visited_again_without_a_leaf(kernel):
-    tree = one_tree(Rule(), kernel, legal=np.array([[False, True]]))
+    tree = one_tree(SearchRule(), kernel, legal=np.array([[False, True]]))
     assert selected(tree) == (0, 1, 1)
     tree.expand(leaf(value=7.0, reward=-1.0, done=True))
     for _ in range(3):
@@ -113,9 +113,9 @@ def test_a_state_that_is_over_is_visited_again_without_a_leaf(kernel):
 
 @BOTH
 def test_noise_at_the_root(kernel):
-    tree = one_tree(Rule(), kernel, logits=(2.0, 0.0), noise=np.array([[0.0, 1.0]]), share=0.5)
+    tree = one_tree(SearchRule(), kernel, logits=(2.0, 0.0), noise=np.array([[0.0, 1.0]]), share=0.5)
     assert selected(tree)[1] == 1, "½ · 0.12 + ½ against ½ · 0.88"
-    tree = one_tree(Rule(), kernel, logits=(2.0, 0.0), noise=np.array([[0.0, 1.0]]), share=0.25)
+    tree = one_tree(SearchRule(), kernel, logits=(2.0, 0.0), noise=np.array([[0.0, 1.0]]), share=0.25)
     assert selected(tree)[1] == 0
     legal = np.array([[True, True, False, True]] * 2000)
     noise = root_noise(np.random.default_rng(0), legal, 0.3)
@@ -142,7 +142,7 @@ def test_visits_as_a_policy():
 def test_compiled_trees_are_plain_ones(selection, normalize, gamma):
     """Random rewards, ends, values, priors, players and legal actions; visits are the same, and values to the last bit."""
     n, actions, simulations = 5, 4, 60
-    trees = [SearchTree(n, actions, simulations, Rule(selection, gamma=gamma, normalize=normalize, base=50.0), kernel)
+    trees = [SearchTree(n, actions, simulations, SearchRule(selection, gamma=gamma, normalize=normalize, base=50.0), kernel)
              for kernel in (Kernel, PlainTrees)]
     rng = np.random.default_rng(1)
 
@@ -180,7 +180,7 @@ def test_a_search_finds_the_best_of_a_known_chain():
         won = at[leaves.node] == 3
         return Evaluation(won.astype(float), won | stays, np.zeros(1), np.zeros((1, 2)))
 
-    tree = SearchTree(1, 2, 150, Rule(gamma=0.9))
+    tree = SearchTree(1, 2, 150, SearchRule(gamma=0.9))
     tree.begin(np.zeros((1, 2)), np.zeros(1))
     found = tree.run(150, evaluate)
     assert found.visits[0, 1] > 120 and found.q[0, 0] == 0 and 0.6 < found.q[0, 1] <= 0.81
@@ -191,8 +191,8 @@ def test_what_is_refused():
         with pytest.raises(ValueError, match="SearchTree: n is .*expected at least 1 each"):
             SearchTree(*arguments)
     for rule in ({"selection": "best"}, {"exploration": -1.0}, {"base": 0.0}, {"gamma": 1.5}, {"exploration": math.nan}):
-        with pytest.raises(ValueError, match="Rule: "):
-            Rule(**rule)
+        with pytest.raises(ValueError, match="SearchRule: "):
+            SearchRule(**rule)
     tree = SearchTree(2, 2, 1)
     with pytest.raises(ValueError, match=r"select: begin\(\) comes first"):
         tree.select()
