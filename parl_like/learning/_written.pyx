@@ -319,10 +319,12 @@ def critics(list values not None, const float[::1] target not None, const float[
 
 
 def least(list values not None, double factor):
-    """min_i Q_i [N] of several critics [N, 1] each, and the gradients of Σ_rows `factor` · min_i Q_i: equal ones share it."""
-    cdef long n = len(values[0]), r, k, same
-    out = np.array(values[0], np.float32).reshape(n)
+    """min_i Q_i [N] of several critics [N, 1] each, and the gradients of Σ_rows `factor` · min_i Q_i: equal ones share it. Without
+    a factor there are none."""
+    cdef long n = len(values[0]), r
+    out, counts, gradients = np.array(values[0], np.float32).reshape(n), np.zeros(n, np.int64), []
     cdef float[::1] low = out
+    cdef int64_t[::1] same = counts
     cdef const float[:, ::1] q
     cdef float[:, ::1] d
     for one in values[1:]:
@@ -330,25 +332,17 @@ def least(list values not None, double factor):
         for r in range(n):
             if not q[r, 0] >= low[r]:
                 low[r] = q[r, 0]
-    gradients = []
-    for one in values:
+    for one in values if factor != 0.0 else ():
+        q = one
+        for r in range(n):
+            same[r] += q[r, 0] == low[r]
+    for one in values if factor != 0.0 else ():
         q, into = one, np.zeros((n, 1), np.float32)
         d = into
         for r in range(n):
             if q[r, 0] == low[r]:
-                d[r, 0] = <float>factor
+                d[r, 0] = <float>factor / same[r]
         gradients.append(into)
-    cdef float[:, ::1] other
-    if len(values) > 1:
-        for r in range(n):
-            same = 0
-            for one in gradients:
-                other = one
-                same += other[r, 0] != 0.0
-            if same > 1:
-                for one in gradients:
-                    other = one
-                    other[r, 0] /= same
     return out, gradients
 
 
