@@ -191,3 +191,10 @@ def test_an_iteration_ends_with_an_update_however_long_an_unroll_is(serve):
         for n in (1, 2):
             assert "RL/loss" in robot.train_iter()
             assert (robot.env_steps, robot.tasks["RL"].learns) == (160 * n, n)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_an_async_run_by_chosen_replicas_ends_soon_after_its_last_step(seed):
+    with carts(driver=Shuffled(workers=2, seed=seed), mode="async") as robot:
+        robot.run(100)
+        assert 100 <= robot.env_steps <= 108

@@ -117,7 +117,8 @@ class HostedDriver(CooperativeDriver):
         settled = settle_serving(pool.tasks)
         pool.maker.notes += settled.values()
         if any(pool.tasks[name].serve == "replica" for name in settled):  # nobody asked for runs that end later than others
-            self.supervisor.rounds = lambda: self.reports.free_rounds(sum(agent.n_envs for agent in self.agents))
+            self.supervisor.rounds = lambda under_way: self.reports.free_rounds(sum(agent.n_envs for agent in self.agents),
+                                                                                under_way)
         like, seeds = pool.maker.make_example(), pool.maker.new_seeds(n)
         stand_ins = [RemoteAgent(pool, index, like, self.reports.observe) for index, _ in seeds]
         agents = cast(list[Agent], stand_ins)

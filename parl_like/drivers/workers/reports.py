@@ -77,12 +77,13 @@ class Reports:
         self._post_steps = [hook.post_act for hook in hooks if getattr(hook, "counts_only", False)]
         self._post_episode = overridden(hooks, "post_episode")
 
-    def free_rounds(self, lanes: int) -> int:
-        """Return how many turns `lanes` environments may take before hooks and the stop condition have to hear of it."""
+    def free_rounds(self, lanes: int, under_way: int) -> int:
+        """Return how many turns `lanes` environments may take before hooks and the stop condition have to hear of it, where so
+        many steps are under way already."""
         free = self._pool().free_steps
         if self._post_steps or self._post_episode:
             return 1
-        return ROUNDS if free is None else int(max(1, min(ROUNDS, free() // max(lanes, 1))))
+        return ROUNDS if free is None else int(max(1, min(ROUNDS, (free() - under_way) // max(lanes, 1))))
 
     def count(self, worker: WorkerHandle, queues: Sequence[RequestQueue], notes: Mapping[str, Any]) -> None:
         """Count what the agents of a worker have done in a turn, and what its queues have."""

@@ -99,7 +99,8 @@ class Supervisor:
 
     Attributes:
         restarts: Processes that took the place of another.
-        rounds: Returns how many predictions of replicas a worker may go on by itself; None: it knows.
+        rounds: Called with steps that are under way: for how many predictions of replicas a worker may go on by itself; None: it
+            knows.
     """
 
     def __init__(self, link: Link, options: Any, recipe: Callable[[WorkerHandle], object],
@@ -108,13 +109,15 @@ class Supervisor:
         self._lost, self._failed = lost, failed
         self.workers: list[WorkerHandle] = []
         self.restarts = 0
-        self.rounds: Callable[[], int] | None = None
+        self.rounds: Callable[[int], int] | None = None
+        self._given: dict[WorkerHandle, int] = {}  # rounds that it may have taken, and was not heard after
         self.looked = 0.0
         self._causes: Counter[str] = Counter()
         self._ends: dict[str, Any] = {}
 
     def begin(self, worker: WorkerHandle) -> None:
         """Begin a worker's next process. Raises what `Link.begin` does."""
+        self._given.pop(worker, None)
         worker.incarnation += 1
         worker.reset()
         recipe = self._recipe(worker)
@@ -127,7 +130,9 @@ class Supervisor:
         if not worker.up:
             return
         if self.rounds is not None and kind is not Kind.STATE:
-            parts = {**parts, "notes": {**parts["notes"], "rounds": self.rounds()}}
+            rounds = self.rounds(self._under_way(worker))
+            self._given[worker] = max(self._given.get(worker, 0), rounds)  # it may have taken more of them by now than these
+            parts = {**parts, "notes": {**parts["notes"], "rounds": rounds}}
         frames = pack(kind, **parts)
         if kind is not Kind.STATE:  # parameters call for no answer
             if worker.sent == worker.seen:
@@ -135,6 +140,12 @@ class Supervisor:
             worker.sent += 1
             worker.paused = False
         worker.outbox.append((kind, parts, frames))
+
+    def _under_way(self, worker: WorkerHandle) -> int:
+        """Return the steps that are not counted yet, or that other workers may take before they are heard (async)."""
+        others = () if self._sync else ((other, n) for other, n in self._given.items() if other is not worker)
+        coming = sum(n * sum(agent.n_envs for agent in other.agents) for other, n in others)
+        return coming + sum(int(message.notes.get("steps", 0)) for one in self.workers for message in one.inbox)
 
     def deliver(self) -> None:
         """Sends what waits in the outboxes. What goes to one worker together is taken as one: its agents go on after the last.
@@ -243,6 +254,7 @@ class Supervisor:
         else:
             worker.inbox.append(message)
             if "turn" in notes:
+                self._given.pop(worker, None)
                 worker.heard_turn(notes)
 
     def look(self) -> None:
