@@ -138,6 +138,8 @@ def thinker(result: Result) -> list[str]:
     for kind, cases in result["acting"].items():
         lines += [f"- acting, {kind} network, {n} environments, {name}: {one['over_bare']:.2f} times the bare network's time"
                   for n, case in cases.items() for name, one in case.items() if isinstance(one, dict)]
+    lines += [f"- the original's way, {kind} network, {n} environments: ours is {one['ratio']:.2f} times as fast"
+              for kind, cases in result["original"].items() for n, one in cases.items()]
     return lines + [f"- learning, {kind} network: {one['over_bare']:.2f} times the bare update's time"
                     for kind, one in result["learning"].items()]
 

@@ -29,6 +29,7 @@ from parl_like.learning.model import Model
 from parl_like.models.heads import ILLEGAL, CategoricalHead, MultiCategoricalHead, OrthogonalLinear
 from parl_like.models.lstm_attention import LSTMAttention
 from parl_like.models.mlp import MLP
+from parl_like.models.small_images import Conv2d, flat
 from parl_like.models.thinker_parts import channels_last
 from parl_like.values.spec import Spec
 
@@ -88,7 +89,7 @@ class ImageTrunk(nn.Module):
         channels = halve or channels
         self.groups = nn.ModuleList()
         for out in widths:
-            self.groups.append(nn.ModuleList(nn.Conv2d(n, out, 3, padding=1) for n in (channels, out, out, out, out)))
+            self.groups.append(nn.ModuleList(Conv2d(n, out, 3, padding=1) for n in (channels, out, out, out, out)))
             channels = out
         for _ in range(1 + len(widths) if halve else 0):
             height, width = (height + 1) // 2, (width + 1) // 2
@@ -105,7 +106,7 @@ class ImageTrunk(nn.Module):
                 x = F.max_pool2d(x, 3, 2, 1)
             for one, two in (convs[1:3], convs[3:5]):
                 x = x + two(F.relu(one(F.relu(x))))
-        return F.relu(self.linear(F.relu(x.flatten(1))))
+        return F.relu(self.linear(F.relu(flat(x))))
 
 
 class SkipMLP(nn.Module):

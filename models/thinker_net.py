@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parl_like.learning.model import Model
+from parl_like.models import small_images
 from parl_like.models.encodings import Squash, make_encoding
 from parl_like.models.thinker_parts import Heads, ImageParts, VectorParts, half_gradient
 from parl_like.values.errors import unknown
@@ -134,6 +135,7 @@ class ThinkerNet(Model):
     span: Tensor
 
     has_modes = True
+    compiled = False
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], *, net: Literal["dual", "single", "perfect"] = "dual", blocks: int = 1,
@@ -356,12 +358,13 @@ class ThinkerNet(Model):
         Returns:
             v [N], logits [N, A], state: {name: [N, *state_shapes()[name]]}, all float32.
         """
+        n = len(obs)
+        act = torch.zeros(n, dtype=torch.int64, device=obs.device) if act is None else act
+        obs, act = small_images.rows_for(self, obs, act)
         with self._precision(obs.device):
-            x = self.normalize(obs)
-            a = self._one_hot(torch.zeros(len(obs), dtype=torch.int64, device=obs.device) if act is None else act)
-            state = self._root(x, a)
+            state = self._root(self.normalize(obs), self._one_hot(act))
             out = self.vp_heads(state["vp_h"])
-        return self._value(out["value"]), out["logits"], state
+        return self._value(out["value"])[:n], out["logits"][:n], {name: value[:n] for name, value in state.items()}
 
     def recurrent(
         self, state: Mapping[str, Tensor], act: Tensor, decode: bool = True,
@@ -383,7 +386,9 @@ class ThinkerNet(Model):
         if self.net == "perfect":
             raise ValueError("ThinkerNet: net='perfect' imagines nothing; step the environment from a snapshot and call "
                              "initial(obs, act)")
-        x = None
+        x, n = None, len(act)
+        act, *values = small_images.rows_for(self, act, *state.values())
+        state = dict(zip(state, values, strict=True))
         with self._precision(act.device):
             a = self._one_hot(act)
             if self.dual:
@@ -405,7 +410,9 @@ class ThinkerNet(Model):
         r = self.code.decode(imagined["reward"])
         r = r if self.reward_clip is None else r.clamp(-self.reward_clip, self.reward_clip)
         done = imagined["done"].squeeze(1).sigmoid() if self.predict_done else torch.zeros_like(r)
-        return r, done, self._value(out["value"]), out["logits"], after, x if decode else None
+        after = {name: value[:n] for name, value in after.items()}
+        x = x[:n] if x is not None and decode else None
+        return r[:n], done[:n], self._value(out["value"])[:n], out["logits"][:n], after, x
 
     def _value(self, out: Tensor) -> Tensor:
         v = self.code.decode(out)

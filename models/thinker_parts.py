@@ -10,6 +10,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parl_like.models import small_images
+from parl_like.models.small_images import Conv2d, Flatten
+
 
 class ResBlock(nn.Module):
     """relu(skip(x) + conv(relu(conv(x)))), 3 × 3, each convolution followed by batch normalisation if `norm`; [N, c, H, W] → [N,
@@ -20,6 +23,7 @@ class ResBlock(nn.Module):
     """
 
     has_modes = True
+    compiled = False
 
     def __init__(self, channels: int, out: int | None = None, norm: bool = True) -> None:
         super().__init__()
@@ -28,20 +32,26 @@ class ResBlock(nn.Module):
         self._folded: tuple[list[Tensor], list[int], list[Tensor]] | None = None  # tensors, their versions, what they make
         norms = [nn.BatchNorm2d(channels), nn.BatchNorm2d(out)] if norm else [nn.Identity(), nn.Identity()]
         self.body = nn.Sequential(
-            nn.Conv2d(channels, channels, 3, padding=1, bias=False), norms[0], nn.ReLU(inplace=True),
-            nn.Conv2d(channels, out, 3, padding=1, bias=False), norms[1],
+            Conv2d(channels, channels, 3, padding=1, bias=False), norms[0], nn.ReLU(inplace=True),
+            Conv2d(channels, out, 3, padding=1, bias=False), norms[1],
         )  # fmt: skip
-        self.skip = nn.Identity() if out == channels else nn.Conv2d(channels, out, 1, bias=False)
+        self.skip = nn.Identity() if out == channels else Conv2d(channels, out, 1, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training or not self.norm or self.body[0].weight.requires_grad:
+        layers: Any = self.body
+        compiled = self.compiled and small_images.fits(x, layers[0].weight, layers[3].weight)
+        if self.training or not self.norm or layers[0].weight.requires_grad:
             if self._folded is not None:
                 self._folded = None  # the statistics that learning moves have no version
+            if compiled and self.training and self.norm and len(x) % small_images.ROWS == 0:
+                return small_images.block(x, self.body, getattr(self.skip, "weight", None))
             return F.relu(self.skip(x) + self.body(x))
         folded = self._folded
         if folded is None or [tensor._version for tensor in folded[0]] != folded[1]:
             folded = self._folded = self._fold()
         first, first_bias, second, second_bias = folded[2]
+        if compiled and not torch.is_grad_enabled():
+            return small_images.frozen_block(x, folded[2], getattr(self.skip, "weight", None))
         y = F.conv2d(x, first, first_bias, padding=1).relu_()
         return F.conv2d(y, second, second_bias, padding=1).add_(self.skip(x)).relu_()
 
@@ -53,7 +63,8 @@ class ResBlock(nn.Module):
             layers: Any = self.body
             for conv, norm in ((layers[0], layers[1]), (layers[3], layers[4])):
                 scale = norm.weight / (norm.running_var + norm.eps).sqrt()
-                made += [conv.weight * scale.view(-1, 1, 1, 1), norm.bias - norm.running_mean * scale]
+                weight = conv.weight * scale.view(-1, 1, 1, 1)
+                made += [weight.contiguous() if self.compiled else weight, norm.bias - norm.running_mean * scale]
         return tensors, versions, made
 
     def _apply(self, fn: Any, recurse: bool = True) -> Any:
@@ -79,13 +90,19 @@ class ResMLP(nn.Module):
 class WithAction(nn.Module):
     """A network on features and one-hot action [N, A], which is tiled over height and width and joins the channels."""
 
+    compiled = False
+
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()
         self.net = nn.Sequential(*layers)
 
     def forward(self, x: Tensor, action: Tensor) -> Tensor:
+        y: Tensor
+        if self.compiled and small_images.fits(x):
+            y = self.net(small_images.with_action(x, action))
+            return y
         action = action.view(*action.shape, *(1,) * (x.ndim - 2)).expand(-1, -1, *x.shape[2:])
-        y: Tensor = self.net(channels_last(torch.cat([x, action], 1)))
+        y = self.net(channels_last(torch.cat([x, action], 1)))
         return y
 
 
@@ -103,9 +120,9 @@ class Encoder(nn.Module):
         def pool(stride: int) -> nn.Module:
             return nn.AvgPool2d(3, 2, 1) if stride == 2 else nn.Identity()
 
-        self.first = WithAction(nn.Conv2d(inputs, c1, 3, strides[0], 1))
+        self.first = WithAction(Conv2d(inputs, c1, 3, strides[0], 1))
         self.rest = nn.ModuleList([
-            nn.Sequential(nn.ReLU(), *(ResBlock(c1) for _ in range(blocks)), nn.Conv2d(c1, c2, 3, strides[1], 1)),
+            nn.Sequential(nn.ReLU(), *(ResBlock(c1) for _ in range(blocks)), Conv2d(c1, c2, 3, strides[1], 1)),
             nn.Sequential(nn.ReLU(), *(ResBlock(c2) for _ in range(blocks)), pool(strides[2])),
             nn.Sequential(*(ResBlock(c2) for _ in range(blocks)), pool(strides[3])),
         ])  # fmt: skip
@@ -136,7 +153,7 @@ class Decoder(nn.Module):
         for residual, out, stride in ((0, c2, strides[3]), (c2, c2, strides[2]), (0, c1, strides[1]),
                                       (c1, outputs, strides[0]))[: 4 - depth]:
             into = residual or c2
-            up = nn.ConvTranspose2d(into, out, 4, 2, 1) if stride == 2 else nn.Conv2d(into, out, 3, 1, 1)
+            up = nn.ConvTranspose2d(into, out, 4, 2, 1) if stride == 2 else Conv2d(into, out, 3, 1, 1)
             stages.append(nn.Sequential(*(ResBlock(residual) for _ in range(blocks if residual else 0)), nn.ReLU(), up))
         self.stages = nn.ModuleList(stages)
 
@@ -209,7 +226,7 @@ class ImageParts:
 
     def bridge(self) -> nn.Module:
         """Between hidden state and feature of a single net."""
-        return nn.Sequential(ResBlock(self.size), nn.Conv2d(self.size, self.size, 3, padding=1, bias=False))
+        return nn.Sequential(ResBlock(self.size), Conv2d(self.size, self.size, 3, padding=1, bias=False))
 
     def shortcut(self, features: int) -> nn.Module:
         return WithAction(ResBlock(features + self.n, self.size, norm=False))
@@ -217,9 +234,9 @@ class ImageParts:
     def trunk(self) -> tuple[nn.Module, int]:
         # as published for 128 channels; a few units could all be dead from the start
         c1, c2 = max(self.size // 2, 16), max(self.size // 4, 16)
-        convs = (nn.Conv2d(self.size, c1, 3, padding=1), nn.ReLU(inplace=True), nn.Conv2d(c1, c2, 3, padding=1),
+        convs = (Conv2d(self.size, c1, 3, padding=1), nn.ReLU(inplace=True), Conv2d(c1, c2, 3, padding=1),
                  nn.ReLU(inplace=True))
-        return nn.Sequential(*convs, nn.Flatten()), c2 * math.prod(self.shape[1:])
+        return nn.Sequential(*convs, Flatten()), c2 * math.prod(self.shape[1:])
 
 
 class VectorParts:

@@ -105,6 +105,7 @@ def test_json_out(name, argv, capsys):
         assert all(case["decoding"]["over_bare"] > 0 and case["latent_vs_decoding"] > 0
                    for case in result["acting"]["small"].values())
         assert {"decoding, channels_last", "latent, bfloat16", "decoding, compiled"} <= result["variants"]["small"].keys()
+        assert {n: one["ratio"] > 0 for n, one in result["original"]["small"].items()} == {"16": True, "64": True}
         assert result["memory"]["growth"] < 0.1
     elif name == "thinker_hours":
         case = result["thinker-sokoban"]

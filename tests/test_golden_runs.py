@@ -83,7 +83,7 @@ CASES = {
     "vector, off-policy": Case("dqn-cartpole", 240, {**FEW, **VECTOR}),
     "offline": Case("dqn-cartpole", 60, {"helper": "OfflineHelper", "OfflineHelper.batch_size": 32}, offline=True),
 }
-CASES |= {f"{name}, native": CASES[name]._replace(native=True) for name in ("ppo", "dqn", "sac", "vector", "mbpo")}
+CASES |= {f"{name}, native": CASES[name]._replace(native=True) for name in ("ppo", "dqn", "sac", "vector", "mbpo", "thinker")}
 CLOCKED = re.compile(r"_s$")
 CLOCKED_IN_WORKERS = re.compile(r"_s$|/(predict|learn)/|iterations$|episodes_cut$")
 """Metrics that the clock decides: seconds, and how requests of workers meet."""

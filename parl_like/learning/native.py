@@ -287,8 +287,12 @@ def choose(algorithm: TrainedAlgorithm, native: bool) -> str:
     """Let the networks of an algorithm be computed natively as far as they can, or all by torch; return in words what computes
     them."""
     reasons: dict[str, str] = {}
+    convolves = False
     networks: dict[str, Any] = {**algorithm.networks()}
     for network in networks.values():
+        for part in network.modules():
+            if hasattr(type(part), "compiled"):  # a layer with compiled loops of its own (models/small_images.py)
+                part.compiled = convolves = native
         if not isinstance(getattr(network, "native", None), Mapping):  # no model of ours
             continue
         network.native = {}
@@ -302,7 +306,7 @@ def choose(algorithm: TrainedAlgorithm, native: bool) -> str:
     if not native:
         return "torch"
     if reasons:
-        return f"torch ({'; '.join(reasons)}), native optimiser steps"
+        return f"torch ({'; '.join(reasons)}), native {'convolutions of small images and ' if convolves else ''}optimiser steps"
     return "native, losses too" if has_native_learn(algorithm) else "native layers, losses by torch"
 
 
