@@ -32,7 +32,8 @@ def _columns(memory: mmap.mmap, specs: Sequence[Spec], capacity: int) -> dict[st
 
 
 class Blocks:
-    """A worker's shared blocks, in the folder `where`, under its own name there."""
+    """A worker's shared blocks, in the folder `where`, under its own name there. They are used again, so there are never more
+    than batches on their way: at most one per agent that waits, and two as a rule."""
 
     def __init__(self, where: str, owner: str) -> None:
         self._where, self._owner = Path(where), owner
