@@ -228,6 +228,7 @@ class RayLink(Link):
                 except self._errors as error:
                     self._ended[worker] = f"was lost: {_reason(error)}"
                 else:
+                    self._accept()  # it may have come since, with what it had to say
                     if worker not in self._streams:
                         self._close_listener(worker)
                         self.prompt = False

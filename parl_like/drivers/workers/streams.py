@@ -10,6 +10,7 @@ from time import monotonic
 from parl_like.drivers.frame_stream import FrameStream
 from parl_like.drivers.messages import Frames
 from parl_like.drivers.workers.handle import WorkerHandle
+from parl_like.process.child import shielded
 
 
 class Streams:
@@ -49,18 +50,22 @@ class Streams:
             self._poll.modify(stream.fileno(), select.EPOLLIN | select.EPOLLOUT)
 
     def receive(self) -> Sequence[tuple[WorkerHandle, Frames]]:
-        """Return what has come since the last call, in the order of each worker."""
+        """Return what has come since the last call, in the order of each worker; of one that has ended, all that it had sent."""
         out: list[tuple[WorkerHandle, Frames]] = []
         for descriptor, events in self._poll.poll(0):
             worker = self._workers.get(descriptor)
             if worker is None:
                 continue
             stream = self._streams[worker]
-            if events & select.EPOLLOUT and stream.flush():
-                self._poll.modify(descriptor, select.EPOLLIN)
+            if events & select.EPOLLOUT:
+                with shielded():  # what has gone, and is not known to have gone, would go again
+                    if stream.flush():
+                        self._poll.modify(descriptor, select.EPOLLIN)
             if events & ~select.EPOLLOUT:
                 try:
                     out += [(worker, frames) for frames in stream.receive()]
+                    while events & select.EPOLLHUP:  # nobody tells of the rest again
+                        out += [(worker, frames) for frames in stream.receive()]
                 except EOFError:  # how it has ended, others tell
                     self._poll.unregister(descriptor)
                     del self._workers[descriptor]
@@ -70,7 +75,11 @@ class Streams:
         """Send what a worker has not taken yet, for so many seconds at most."""
         stream, poll, end = self._streams[worker], select.poll(), monotonic() + seconds
         poll.register(stream.fileno(), select.POLLOUT)
-        while not stream.flush() and (left := end - monotonic()) > 0:
+        while True:
+            with shielded():
+                gone = stream.flush()
+            if gone or (left := end - monotonic()) <= 0:
+                return
             poll.poll(left * 1000)
 
     def forget(self, worker: WorkerHandle) -> None:
