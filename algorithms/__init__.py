@@ -18,6 +18,7 @@ from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.dqn import DQN, BasicDQN
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.evolution import ARS, CEM, ES
+from parl_like.algorithms.gail import GAIL
 from parl_like.algorithms.impala import IMPALA, Stream
 from parl_like.algorithms.iql import IQL
 from parl_like.algorithms.maddpg import MADDPG
@@ -50,10 +51,11 @@ from parl_like.algorithms.vmpo import VMPO
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
-    "A2C", "APPO", "ARS", "BC", "BCQ", "BDQ", "C51", "CEM", "CQL", "CRR", "DDPG", "DQN", "ES", "FQF", "IMPALA", "IQL", "IQN",
-    "MADDPG", "MAPPO", "MARWIL", "MBPO", "MDQN", "MPO", "NPG", "OAC", "PLAS", "PPG", "PPO", "PSRL", "QMIX", "QRDQN", "QRSAC",
-    "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD", "TD3", "TD3BC", "TQC", "TRPO", "VDN", "VMPO", "ActorCritic",
-    "AlphaZero", "BasicDQN", "BootstrappedDQN", "CrossQ", "DiscreteBCQ", "DiscreteCQL", "DoubleQLearning", "DroQ", "DynaQ",
+    "A2C", "APPO", "ARS", "BC", "BCQ", "BDQ", "C51", "CEM", "CQL", "CRR", "DDPG", "DQN", "ES", "FQF", "GAIL", "IMPALA", "IQL",
+    "IQN", "MADDPG", "MAPPO", "MARWIL", "MBPO", "MDQN", "MPO", "NPG", "OAC", "PLAS", "PPG", "PPO", "PSRL", "QMIX", "QRDQN",
+    "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD", "TD3", "TD3BC", "TQC", "TRPO", "VDN", "VMPO",
+    "ActorCritic", "AlphaZero", "BasicDQN", "BootstrappedDQN", "CrossQ", "DiscreteBCQ", "DiscreteCQL", "DoubleQLearning", "DroQ",
+    "DynaQ",
     "DynamicsLearner", "EnsembleLearner", "EpsilonGreedyBandit", "ExpectedSARSA", "GradientBandit", "MonteCarlo",
     "MonteCarloPrediction", "NStepQ", "NStepTD", "PrioritizedSweeping", "QLambda", "QLearning", "Rainbow", "SARSALambda",
     "Stream", "ThompsonBandit", "UCBBandit", "WorldModel",

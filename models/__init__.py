@@ -28,6 +28,7 @@ from parl_like.models.heads import (
     SquashedGaussianHead,
     make_head,
 )
+from parl_like.models.imitator import MLPImitator
 from parl_like.models.lstm_attention import LSTMAttention
 from parl_like.models.mlp import MLP, MLPQ, EnsembleMLP, MLPActorCritic
 from parl_like.models.planner import Planner
@@ -61,6 +62,7 @@ __all__ = [
     "MLPCrossQ",
     "MLPFractionQ",
     "MLPImitationQ",
+    "MLPImitator",
     "MLPImplicitQ",
     "MLPLatentActorQ",
     "MLPTeamActorQ",

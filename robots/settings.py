@@ -37,7 +37,8 @@ CATALOGUE: dict[str, Sequence[str]] = {
     "Algorithm": ("parl_like.algorithms", "parl_like.algorithms.dynamics"),
     "Model": ("parl_like.models", "parl_like.models.dynamics"),
     "AgentHelper": tuple(f"parl_like.agents.{name}"
-                         for name in ("off_policy", "on_policy", "episodic", "offline", "online", "population", "reservoir")),
+                         for name in ("off_policy", "on_policy", "episodic", "offline", "online", "population", "reservoir",
+                                      "warm_start")),
     "Explorer": ("parl_like.learning.explorers",), "Transform": ("parl_like.data.transforms",),
     "ReplayBuffer": tuple(f"parl_like.data.buffers.{name}" for name in ("replay_buffer", "prioritized", "reservoir")),
     "Wrapper": ("parl_like.envs.wrappers", "gymnasium.wrappers"),

@@ -197,7 +197,8 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, 
         episodes."""
         if issubclass(helper_class, (EpisodicHelper, PopulationHelper)):
             return None
-        return span.steps * options.get("updates", 1) // (options.get("learn_every") or 1) // rows_of(options)
+        before = options.get("offline_updates", 0)
+        return before + span.steps * options.get("updates", 1) // (options.get("learn_every") or 1) // rows_of(options)
 
     def updates(learner: Mapping[str, Any]) -> Any:
         helper = parts.of(where, helper_class)
@@ -206,11 +207,7 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, 
     where = "tasks.RL"
     task = parts.args(where, ComputationTask, skip=("device",))
     of_helper = parts.args(where, helper_class, acts=acts, updates=n_updates)
-    reference = None
-    if isinstance(data := of_helper.get("data"), str):
-        of_helper["data"] = data = recorded.directory_of(data)
-        known = recorded.provenance_of(data)
-        reference = None if known is None else known.reference
+    reference = _located(of_helper)
     spaces["obs"] = Transforms(of_helper.get("transforms", ())).space(spaces["obs"])
     fitting = defaults["models"]
     if model is not None:
@@ -220,14 +217,24 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, 
     else:
         model = named("Model", fitting[min(1, len(fitting) - 1) if has_image(spaces["obs"]) else 0])
     learner = parts.args(where, algorithm, acts=acts, updates=updates)
+    reference = _located(learner) or reference
     func = create_algorithm_func(model, {**spaces, **parts.args(where, model)}, algorithm, learner)
     tasks = {"RL": ComputationTask(func, made_anew(helper_class, of_helper), device=config.device, **task)}
     if issubclass(helper_class, OfflineHelper):
-        robot = robot_with(config, None, tasks, Agent, parts=parts, eval_env=source if eval_env is None else eval_env,
-                           score=score, hooks=hooks)
-        robot.reference = reference
-        return robot
-    return robot_with(config, source, tasks, agent, parts=parts, eval_env=eval_env, score=score, hooks=hooks)
+        source, agent, eval_env = None, Agent, source if eval_env is None else eval_env
+    robot = robot_with(config, source, tasks, agent, parts=parts, eval_env=eval_env, score=score, hooks=hooks)
+    robot.reference = reference
+    return robot
+
+
+def _located(args: dict[str, Any]) -> tuple[float, float] | None:
+    """Puts the directory of a data set in the place of its name, in the arguments of what reads it. Returns the mean returns
+    between which its scores are normalised, where it says them."""
+    if not isinstance(data := args.get("data"), str):
+        return None
+    args["data"] = recorded.directory_of(data)
+    known = recorded.provenance_of(args["data"])
+    return None if known is None else known.reference
 
 
 RUN_OPTIONS = ("run_dir", "checkpoint_every", "keep_checkpoints", "metrics_every", "log_every_s", "eval_episodes",

@@ -38,11 +38,7 @@ class OfflineHelper(OffPolicyHelper):
     given_on = ("size", "batch_size")
 
     def __init__(self, data: ReplayBuffer | str, *, batch_size: int = 64, in_order: bool | None = None, **options: Any) -> None:
-        if isinstance(data, str):
-            data = _recorded(data)
-        if len(data) < batch_size:
-            raise ValueError(f"OfflineHelper: batch_size is {batch_size}, the data has {len(data)} rows; lower batch_size or "
-                             "give more data")
+        data = recorded_rows(data, batch_size, "OfflineHelper")
         if "warmup" in options:  # of whatever it learned online; here all rows are there
             options["warmup"] = min(options["warmup"], len(data))
         super().__init__(size=len(data), batch_size=batch_size, **options)
@@ -95,14 +91,7 @@ class OfflineHelper(OffPolicyHelper):
 
     def allocate(self, buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
         """Check the columns that are there. Raises SpecError where one lacks, or has another shape or dtype than the model's."""
-        for spec in specs:
-            column = buffer.columns.get(spec.name)
-            if column is None and spec.name.split(".")[0] in ("obs", "act", "state", *ORIGIN_FIELDS):
-                raise spec.error("no such column", f"the data has {', '.join(buffer.columns) or 'no rows'}; record the field",
-                                 True)
-            if column is not None and (buffer.read_shape(spec.name) != spec.shape or column.dtype != spec.dtype):
-                raise spec.error(f"{('N', *buffer.read_shape(spec.name))} {column.dtype}",
-                                 "convert the data, or build the model for its spaces", True)
+        check_recorded(buffer, specs)
 
     def store(
         self, obs: object, act: object, rew: object, obs_next: object, terminated: Any, truncated: Any,
@@ -116,6 +105,30 @@ class OfflineHelper(OffPolicyHelper):
 
     def interrupt(self, rows: Array | None = None) -> None:
         """Offline data does not change."""
+
+
+def recorded_rows(data: ReplayBuffer | str, batch_size: int, owner: str) -> ReplayBuffer:
+    """Return the buffer, or the one that was saved at a path.
+
+    Raises:
+        ValueError: it has fewer rows than `batch_size`; `owner` is the class that asks. ArchiveError: the directory is damaged.
+    """
+    buffer = _recorded(data) if isinstance(data, str) else data
+    if len(buffer) < batch_size:
+        raise ValueError(f"{owner}: batch_size is {batch_size}, the data has {len(buffer)} rows; lower batch_size or give more "
+                         "data")
+    return buffer
+
+
+def check_recorded(buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
+    """Check the columns of recorded rows. Raises SpecError where one lacks, or has another shape or dtype than the model's."""
+    for spec in specs:
+        column = buffer.columns.get(spec.name)
+        if column is None and spec.name.split(".")[0] in ("obs", "act", "state", *ORIGIN_FIELDS):
+            raise spec.error("no such column", f"the data has {', '.join(buffer.columns) or 'no rows'}; record the field", True)
+        if column is not None and (buffer.read_shape(spec.name) != spec.shape or column.dtype != spec.dtype):
+            raise spec.error(f"{('N', *buffer.read_shape(spec.name))} {column.dtype}",
+                             "convert the data, or build the model for its spaces", True)
 
 
 def _recorded(path: str) -> ReplayBuffer:

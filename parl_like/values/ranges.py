@@ -55,7 +55,7 @@ LAYER = Range(1, 2**24)
 RANGES: Mapping[str, Range] = {
     **dict.fromkeys(("backtracks", "blocks", "burn_in", "decoder_depth", "drop", "generation", "max_queued", "max_skips",
                      "planning_steps", "random_steps", "renorm_after", "target_period", "warmup",
-                     "behavior_updates", "latent"), COUNT_OR_0),
+                     "behavior_updates", "latent", "offline_updates"), COUNT_OR_0),
     **dict.fromkeys(("gamma", "lam", "tau", "epsilon", "share", "real", "beta", "least", "polyak",
                      "rate", "DiscreteBCQ.threshold"), SHARE),
     **dict.fromkeys(("dropout", "beta1", "correlation"), PART),

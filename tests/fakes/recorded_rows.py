@@ -29,5 +29,8 @@ def offline(name):
     if "data" not in config:
         return {}
     env = config["env"] if isinstance(config["env"], str) else config["env"]["id"]
-    few = {"total_steps": 40, "batch_size": 16, "n_agents": 1, "eval_score": "mean_return"}
-    return {**few, "data": small_data(env)}
+    few = {"OfflineHelper": {"total_steps": 40, "batch_size": 16, "n_agents": 1, "eval_score": "mean_return"},
+           "WarmStartHelper": {"total_steps": 160, "batch_size": 16, "warmup": 32, "offline_updates": 5, "n_agents": 2,
+                               "eval_score": "mean_return"}}
+    agents = {"n_agents": 4, "total_steps": 800, "unroll": 32}
+    return {**few.get(config.get("helper"), agents), "data": small_data(env)}

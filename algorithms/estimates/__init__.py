@@ -1,0 +1,6 @@
+"""What a policy is worth, by data that another one has made: fitted values, and returns weighted by how likely they were."""
+
+from parl_like.algorithms.estimates.fqe import FQE
+from parl_like.algorithms.estimates.importance import importance_sampling
+
+__all__ = ["FQE", "importance_sampling"]
