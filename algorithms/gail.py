@@ -30,7 +30,7 @@ class GAIL(PPO):
 
     Args:
         model: As for `PPO`, and it offers `discriminate(obs, act) -> [N]`, g, by the module `discriminator`.
-        data: The expert's rows: a buffer, or the directory of one; see `parl-like record`.
+        data: The expert's rows: a buffer, or the directory of one; see the verb `record`.
         reward: 'positive' or 'log_odds'.
         discriminator_lr: Of its Adam; None: `lr`.
         The others: As for `PPO`.

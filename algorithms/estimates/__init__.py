@@ -1,4 +1,4 @@
-"""What a policy is worth, by data that another one has made: fitted values, and returns weighted by how likely they were."""
+"""Estimates of what a policy is worth, by data that another one has made: fitted values, and weighted returns."""
 
 from parl_like.algorithms.estimates.fqe import FQE
 from parl_like.algorithms.estimates.importance import importance_sampling

@@ -32,7 +32,7 @@ class ReturnEstimates(NamedTuple):
 
 def importance_sampling(rew: Array, log_ratio: Array, last: Array, gamma: float = 1.0, *, q: Array | None = None,
                         v: Array | None = None) -> ReturnEstimates:
-    """What a policy is worth by the episodes of another one.
+    """Estimate what a policy is worth, by the episodes of another one.
 
     Args:
         rew: Rewards [N], in time order, episode after episode.
