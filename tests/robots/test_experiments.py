@@ -89,7 +89,7 @@ def short(name):
         return {"n_agents": 4, "warmup": 64, "batch_size": 32, "simulations": 4, "eval_games": 2, "eval_simulations": 2,
                 "total_steps": 320}
     if experiments.get(name).robot == "mcts":
-        return {"n_agents": 2, "simulations": 8, "depth": 5, "total_steps": 60}
+        return {"n_agents": 2, "simulations": 30, "depth": 30, "total_steps": 60}  # so few that seeds differ
     if name.startswith("thinker-atari"):
         pytest.importorskip("ale_py")
     if experiments.get(name).robot != "thinker":
