@@ -63,7 +63,7 @@ class ActorCritic(Algorithm):
         "head": "head: log_prob(out, act) -> [N], entropy(out) -> [N], explorer ('categorical' …),",
     }
     fitting_models = "MLPActorCritic, ConvActorCritic and RecurrentActorCritic"
-    takes = Takes(memory="yes")
+    takes: Takes | None = Takes(memory="yes")
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, lam: float = 0.95, entropy: float | Schedule = 0.0,

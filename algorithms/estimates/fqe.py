@@ -94,6 +94,6 @@ def policy_of(algorithm: Algorithm) -> Callable[[Any], Tensor]:
                             "mean")
         mean: Any = out["mean"]
         squashed = "log_std" in out and getattr(algorithm.model.head, "explorer", "") == "squashed_gaussian"
-        return (torch.tanh(mean) if squashed else mean.clamp(-1.0, 1.0)).reshape(len(mean), *act.shape)  # type: ignore[union-attr,misc]
+        return (torch.tanh(mean) if squashed else mean.clamp(-1.0, 1.0)).reshape(len(mean), *act.shape)
 
     return policy
