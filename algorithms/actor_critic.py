@@ -31,10 +31,20 @@ from parl_like.learning.explorers import (
 )
 from parl_like.learning.model import Model, one_step
 from parl_like.learning.model_check import answer, check_shape, refuse
+from parl_like.learning.module_modes import declares_modes
 from parl_like.learning.native import WrittenEvaluation, WrittenLoss, float32_of, twin_of
 from parl_like.values.action_codec import ActionCodec
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Array, leaf_spaces, nest
+
+
+def keeps_values(model: Model) -> bool:
+    """Return whether values that `evaluate` of a model gives while it acts serve for learning. Not those of a class made from one
+    with `keeps_values` that acts in its own way, nor of a network that does something else while it learns."""
+    kind = type(model)
+    says = next(one for one in kind.__mro__ if "keeps_values" in vars(one))
+    return kind.keeps_values and not declares_modes(model) and all(
+        name not in vars(model) and getattr(kind, name) is getattr(says, name) for name in ("policy", "evaluate"))
 
 
 class ActorCritic(Algorithm):
@@ -74,7 +84,7 @@ class ActorCritic(Algorithm):
         self.gamma, self.lam, self.entropy, self.value_weight = gamma, lam, entropy, value_weight
         self.normalize, self.reward_scale = normalize, reward_scale
         self.recurrent = bool(self.model.state_specs())
-        self.keeps = type(self.model).keeps_values and not self.recurrent and type(self).process is ActorCritic.process
+        self.keeps = keeps_values(self.model) and not self.recurrent and type(self).process is ActorCritic.process
 
     def value_shapes(self, n: int) -> tuple[tuple[int, ...], ...]:
         """Return the shapes that `value` of n rows may have."""

@@ -4,6 +4,8 @@
 # cython: boundscheck=False, wraparound=False, cdivision=True
 """conv.h on addresses of torch's memory; small_images.py checks what lies there, and has the plain twin."""
 
+from cpython.dict cimport PyDict_Next
+from cpython.ref cimport PyObject
 from libc.stdint cimport uintptr_t
 from libcpp cimport bool as cbool
 
@@ -83,3 +85,32 @@ def relu_gradient(uintptr_t g, uintptr_t y, long numbers, uintptr_t out):
     """g where y is above 0, else 0."""
     with nogil:
         KERNELS.relu_gradient(<const float*> g, <const float*> y, numbers, <float*> out)
+
+
+cdef class Seen:
+    """What dicts held when they were looked at, and the classes of objects."""
+
+    cdef list held, objects
+
+    def __init__(self, list dicts not None, list objects not None):
+        self.held = [(each, tuple(each.values())) for each in dicts]
+        self.objects = [(each, type(each)) for each in objects]
+
+    def same(self):
+        """Return whether they hold the same objects, and the classes are the same."""
+        cdef PyObject* key
+        cdef PyObject* value
+        cdef Py_ssize_t at, i
+        cdef tuple before
+        for one, kind in self.objects:
+            if type(one) is not kind:
+                return False
+        for own, before in self.held:
+            if len(<dict>own) != len(before):
+                return False
+            at = i = 0
+            while i < len(before) and PyDict_Next(<dict>own, &at, &key, &value):
+                if <PyObject*>before[i] != value:
+                    return False
+                i += 1
+        return True

@@ -8,6 +8,7 @@
 INLINE V load(const float* p) { return *(const V*)p; }
 INLINE void store(float* p, V x) { *(V*)p = x; }
 INLINE V relu_of(V x) { return (V)((I)x & ~(x < splat(0.0f))); }  // NaN stays NaN
+INLINE V past(V g, V y) { return (V)((I)g & ~(y <= splat(0.0f))); }  // through a relu that gave y; NaN lets it pass, as in torch
 INLINE float sum_of(V x) {
   float sum = 0.0f;
   for (int k = 0; k < VL; k++) sum += x[k];
@@ -168,7 +169,7 @@ static void normalise(const float* x, long channels, long numbers, float eps, co
   }
 }
 
-// g, the gradient of y, becomes that of x. With `after`, g counts only where that is above 0 (a relu gave it).
+// g, the gradient of y, becomes that of x. With `after`, which a relu gave, g goes through that first.
 static void normalise_gradient(float* g, const float* x, const float* after, long channels, long numbers, const float* scale,
                                const float* mean, const float* slope, float* dscale, float* dshift) {
   for (long c = 0; c < channels; c++) {
@@ -179,7 +180,7 @@ static void normalise_gradient(float* g, const float* x, const float* after, lon
     for (long i = 0; i < numbers; i += VL) {
       V one = load(d + i);
       if (after) {
-        one = (V)((I)one & (load(after + c * numbers + i) > splat(0.0f)));
+        one = past(one, load(after + c * numbers + i));
         store(d + i, one);
       }
       all += one;
@@ -193,7 +194,7 @@ static void normalise_gradient(float* g, const float* x, const float* after, lon
   }
 }
 
-// g where y is above 0, else 0
+// g before a relu that gave y
 static void relu_gradient(const float* g, const float* y, long numbers, float* out) {
-  for (long i = 0; i < numbers; i += VL) store(out + i, (V)((I)load(g + i) & (load(y + i) > splat(0.0f))));
+  for (long i = 0; i < numbers; i += VL) store(out + i, past(load(g + i), load(y + i)));
 }

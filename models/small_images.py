@@ -19,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from parl_like.learning.native import watched
 from parl_like.models import _conv
 
 CHANNELS, PIXELS, ROWS = 48, 144, 16
@@ -26,11 +27,28 @@ CHANNELS, PIXELS, ROWS = 48, 144, 16
 
 
 def fits(x: Tensor, *weights: Tensor) -> bool:
-    """Return whether images [N, C, H, W] can be convolved here with these weights."""
-    return (type(x) is Tensor and x.ndim == 4 and x.is_cpu and x.dtype is torch.float32 and 0 < x.shape[2] * x.shape[3] <= PIXELS
-            and len(x) > 0 and all(w.dtype is torch.float32 and w.is_cpu and max(w.shape[:2]) <= CHANNELS for w in weights)
-            and not torch.is_autocast_enabled("cpu") and not torch.compiler.is_compiling() and not torch._C._get_tracing_state()
-            and not torch._C._functorch.is_functorch_wrapped_tensor(x))
+    """Return whether images [N, C, H, W] can be convolved here with each of these weights [out, C, k, k], k 1 or 3."""
+    if type(x) is not Tensor or not _readable(x) or watched():
+        return False
+    shape = x.shape
+    if len(shape) != 4 or not 0 < shape[2] * shape[3] <= PIXELS or not shape[0]:
+        return False
+    for w in weights:
+        kernel = w.shape
+        if (len(kernel) != 4 or kernel[1] != shape[1] or kernel[0] > CHANNELS or kernel[1] > CHANNELS or kernel[2] != kernel[3]
+                or kernel[2] not in (1, 3) or not _readable(w)):
+            return False
+    return True
+
+
+def _readable(tensor: Tensor) -> bool:
+    return (tensor.dtype is torch.float32 and tensor.is_cpu and type(tensor) in (Tensor, nn.Parameter)
+            and not torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def _is_vector(tensor: Tensor | None, n: int) -> bool:
+    """Return whether this is a vector of n numbers in order."""
+    return tensor is not None and tensor.shape == (n,) and tensor.is_contiguous() and _readable(tensor)
 
 
 def laid(x: Tensor) -> Tensor:
@@ -158,15 +176,55 @@ class Conv2d(nn.Conv2d):
     compiled = False
 
     def forward(self, input: Tensor) -> Tensor:
-        if self.compiled and fits(input, self.weight) and self._keeps_size() and (
+        if self.compiled and fits(input, self.weight) and self.keeps_size() and (
+                self.bias is None or _is_vector(self.bias, len(self.weight))) and (
                 len(input) % ROWS == 0 or not torch.is_grad_enabled()):  # a backward pass through added rows would not pay
             return convolution(input, self.weight, self.bias)
         return super().forward(input)
 
-    def _keeps_size(self) -> bool:
+    def keeps_size(self) -> bool:
+        """Return whether it is a plain one of 3 × 3 or 1 × 1, whose images have the size of the input."""
         plain = (self.kernel_size, self.padding) in (((3, 3), (1, 1)), ((1, 1), (0, 0)))
         return (plain and self.stride == (1, 1) and self.dilation == (1, 1) and self.groups == 1
                 and self.padding_mode == "zeros")
+
+
+def is_plain_block(body: nn.Module, skip: nn.Module, training: bool) -> bool:
+    """Return whether `block` (training) or `frozen_block` is what these parts of a residual block do now: each is what it was
+    made as, all norms are in this mode, and nothing has hooks."""
+    layers: Any = tuple(body._modules.values())
+    if tuple(map(type, layers)) != (Conv2d, nn.BatchNorm2d, nn.ReLU, Conv2d, nn.BatchNorm2d) or type(body) is not nn.Sequential:
+        return False
+    if type(skip) is not nn.Identity and not (
+            type(skip) is Conv2d and skip.bias is None and skip.kernel_size == (1, 1) and skip.keeps_size()):
+        return False
+    for one in (body, skip, *layers):
+        own = one.__dict__
+        if (own["_forward_hooks"] or own["_forward_pre_hooks"] or own["_backward_hooks"] or own["_backward_pre_hooks"]
+                or "forward" in own):
+            return False
+    for conv, norm in ((layers[0], layers[1]), (layers[3], layers[4])):
+        if conv.bias is not None or conv.kernel_size != (3, 3) or not conv.keeps_size() or norm.training is not training:
+            return False
+        if norm.weight is None or norm.running_mean is None or norm.num_batches_tracked is None or norm.momentum is None:
+            return False
+    return True
+
+
+def block_fits(x: Tensor, body: nn.Sequential, skip: nn.Module) -> bool:
+    """Return whether images can go through a residual block that `is_plain_block`."""
+    layers: Any = tuple(body._modules.values())
+    first, second = layers[0].weight, layers[3].weight
+    if not fits(x, first, second) or len(first) != x.shape[1] or not skip_fits(x, skip, len(second)):
+        return False
+    return all(_is_vector(one, n) for norm, n in ((layers[1], len(first)), (layers[4], len(second)))
+               for one in (norm.weight, norm.bias, norm.running_mean, norm.running_var))
+
+
+def skip_fits(x: Tensor, skip: nn.Module, out: int) -> bool:
+    """Return whether images can go by, to so many channels."""
+    weight: Any = skip._parameters.get("weight")
+    return out == x.shape[1] if weight is None else fits(x, weight) and weight.shape[0] == out and weight.shape[2] == 1
 
 
 class _Normalised:

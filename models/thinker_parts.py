@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from parl_like.models import small_images
+from parl_like.models._conv import Seen
 from parl_like.models.small_images import Conv2d, Flatten
 
 
@@ -29,6 +30,7 @@ class ResBlock(nn.Module):
         super().__init__()
         out = out or channels
         self.norm = norm
+        self._seen: dict[bool, tuple[Seen, bool]] = {}
         self._folded: tuple[list[Tensor], list[int], list[Tensor]] | None = None  # tensors, their versions, what they make
         norms = [nn.BatchNorm2d(channels), nn.BatchNorm2d(out)] if norm else [nn.Identity(), nn.Identity()]
         self.body = nn.Sequential(
@@ -39,21 +41,35 @@ class ResBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         layers: Any = self.body
-        compiled = self.compiled and small_images.fits(x, layers[0].weight, layers[3].weight)
-        if self.training or not self.norm or layers[0].weight.requires_grad:
+        plain = self.norm and self._is_plain()
+        if self.training or not plain or layers[0].weight.requires_grad:
             if self._folded is not None:
                 self._folded = None  # the statistics that learning moves have no version
-            if compiled and self.training and self.norm and len(x) % small_images.ROWS == 0:
+            if (self.compiled and self.training and plain and len(x) % small_images.ROWS == 0
+                    and small_images.block_fits(x, self.body, self.skip)):
                 return small_images.block(x, self.body, getattr(self.skip, "weight", None))
             return F.relu(self.skip(x) + self.body(x))
         folded = self._folded
         if folded is None or [tensor._version for tensor in folded[0]] != folded[1]:
             folded = self._folded = self._fold()
         first, first_bias, second, second_bias = folded[2]
-        if compiled and not torch.is_grad_enabled():
+        if (self.compiled and not torch.is_grad_enabled() and small_images.fits(x, first, second)
+                and small_images.skip_fits(x, self.skip, len(second))):
             return small_images.frozen_block(x, folded[2], getattr(self.skip, "weight", None))
         y = F.conv2d(x, first, first_bias, padding=1).relu_()
         return F.conv2d(y, second, second_bias, padding=1).add_(self.skip(x)).relu_()
+
+    def _is_plain(self) -> bool:
+        """Return whether the parts are those of any such block, as `is_plain_block` has it; asked again when one was changed."""
+        seen = self._seen.get(self.training)
+        if seen is None or not seen[0].same():
+            dicts = [self._modules]
+            for part in (*self.body.modules(), *self.skip.modules()):
+                own = vars(part)
+                dicts += [own, *(value for value in own.values() if isinstance(value, dict))]
+            plain = small_images.is_plain_block(self.body, self.skip, self.training)
+            seen = self._seen[self.training] = Seen(dicts, [*self.body.modules(), *self.skip.modules()]), plain
+        return seen[1]
 
     def _fold(self) -> tuple[list[Tensor], list[int], list[Tensor]]:
         tensors = [*self.body.parameters(), *self.body.buffers()]
@@ -72,7 +88,7 @@ class ResBlock(nn.Module):
         return super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_folded": None}
+        return {**self.__dict__, "_folded": None, "_seen": {}}
 
 
 class ResMLP(nn.Module):

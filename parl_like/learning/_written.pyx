@@ -5,7 +5,7 @@ All arrays are float32 and C-contiguous; actions are int64. Sums are taken in do
 float32 is too small for them, as torch's are. NaN goes through to the loss.
 """
 
-from libc.math cimport exp, expf, fabs, isinf, log, logf, log1p, sqrt, tanh
+from libc.math cimport NAN, exp, expf, fabs, isinf, log, logf, log1p, sqrt, tanh
 from libc.stdint cimport int64_t
 
 import numpy as np
@@ -319,8 +319,12 @@ def critics(list values not None, const float[::1] target not None, const float[
 
 
 def least(list values not None, double factor):
-    """min_i Q_i [N] of several critics [N, 1] each, and the gradients of Σ_rows `factor` · min_i Q_i: equal ones share it. Without
-    a factor there are none."""
+    """min_i Q_i [N] of several critics [N, 1] each, no number where one of them is none; and the gradients of Σ_rows `factor` ·
+    min_i Q_i: equal ones share it. Without a factor there are none.
+
+    Raises:
+        ValueError: lengths differ.
+    """
     cdef long n = len(values[0]), r
     out, counts, gradients = np.array(values[0], np.float32).reshape(n), np.zeros(n, np.int64), []
     cdef float[::1] low = out
@@ -329,8 +333,10 @@ def least(list values not None, double factor):
     cdef float[:, ::1] d
     for one in values[1:]:
         q = one
+        if q.shape[0] != n or q.shape[1] != 1:
+            raise ValueError(f"least: {q.shape[0]} × {q.shape[1]} values; expected {n} × 1")
         for r in range(n):
-            if not q[r, 0] >= low[r]:
+            if not q[r, 0] >= low[r] and low[r] == low[r]:
                 low[r] = q[r, 0]
     for one in values if factor != 0.0 else ():
         q = one
@@ -340,7 +346,9 @@ def least(list values not None, double factor):
         q, into = one, np.zeros((n, 1), np.float32)
         d = into
         for r in range(n):
-            if q[r, 0] == low[r]:
+            if same[r] == 0:  # as autograd has it
+                d[r, 0] = NAN
+            elif q[r, 0] == low[r]:
                 d[r, 0] = <float>factor / same[r]
         gradients.append(into)
     return out, gradients

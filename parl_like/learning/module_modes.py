@@ -24,7 +24,7 @@ def has_modes(networks: Mapping[str, torch.nn.Module], readers: Collection[type]
     `train` of its own, is warned of, and taken to have some.
     """
     kinds = _kinds(networks)
-    if any(issubclass(kind, WITH_MODES) or getattr(kind, "has_modes", False) for kind in kinds):
+    if any(map(_has_modes, kinds)):
         return True
     undeclared = sorted(kind.__name__ for kind in kinds if _is_silent(kind) and (
         kind in readers or kind.train is not torch.nn.Module.train))
@@ -33,6 +33,15 @@ def has_modes(networks: Mapping[str, torch.nn.Module], readers: Collection[type]
                       "whether it does something else while it learns; write has_modes = True in the class, or False",
                       RuntimeWarning, stacklevel=2)
     return bool(undeclared)
+
+
+def declares_modes(network: torch.nn.Module) -> bool:
+    """Return whether a module in it is known to do something else while it learns."""
+    return any(map(_has_modes, _kinds({"": network})))
+
+
+def _has_modes(kind: type[torch.nn.Module]) -> bool:
+    return issubclass(kind, WITH_MODES) or getattr(kind, "has_modes", False)
 
 
 class WatchedModes:

@@ -72,12 +72,14 @@ class NetworkLayers:
         dense: The layers, each behind that which it reads.
         outputs: Name → number of the layer that gives it out.
         modules: Whose attributes and hooks must stay as they are.
+        taken: Parameters of the layers by `id`, each with its member.
     """
 
     n_in: int
     dense: list[Dense] = field(default_factory=list)
     outputs: dict[str, int] = field(default_factory=dict)
     modules: list[nn.Module] = field(default_factory=list)
+    taken: set[tuple[int, int | None]] = field(default_factory=set)
 
     def watch(self, module: nn.Module, kind: type[nn.Module] | None = None, method: str = "native_layers") -> None:
         """Note that the network is one of this module. Raises NotNative where it has hooks, or its class is not `kind`, or (None)
@@ -105,6 +107,10 @@ class NetworkLayers:
         for tensor in (weight, bias, *(norm or ())):
             if tensor is not None:
                 check(tensor)
+        own = [(id(tensor), member) for tensor in (weight, bias, *(norm or ())) if tensor is not None]
+        if len(set(own)) < len(own) or not self.taken.isdisjoint(own):
+            raise NotNative("two layers share a parameter")  # each would write the gradient of its own
+        self.taken.update(own)
         layer: Any = Dense(source, weight, bias, "identity" if function is None else NAMES[function], member, norm)
         if layer.n_in != (self.n_in if source < 0 else self.dense[source].n_out):
             raise NotNative(f"a layer of {layer.n_in} inputs")

@@ -125,6 +125,32 @@ def test_who_computes_values_anew_keeps_none():
         assert kept == (set() if kind is IMPALA else {"kept.logits", "kept.value", "kept.updates"})
 
 
+class Sharper(ConvActorCritic):
+    """Acts in its own way."""
+
+    def policy(self, obs, state=None):
+        out, state = super().policy(obs, state)
+        return {**out, "logits": out["logits"] * 100.0}, state
+
+
+class Forgetful(ConvActorCritic):
+    """Has dropout."""
+
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.perception.activation = torch.nn.Dropout(0.5)
+
+
+def test_models_that_act_in_another_way_than_they_learn_keep_nothing():
+    obs = torch.randint(0, 256, (6, *PIXELS.shape), dtype=torch.uint8)
+    for kind in (Sharper, Forgetful):
+        algorithm = PPO(kind(PIXELS, ACTS["two"], features=8))
+        algorithm.model.eval()
+        out = algorithm.predict(Batch(obs=obs))
+        assert "kept" not in out
+        torch.testing.assert_close(out["logits"], algorithm.model.policy(obs)[0]["logits"])
+
+
 # ------------------------------------------------------------------------------------------------------------------------ chunks
 
 

@@ -17,6 +17,7 @@ from parl_like.algorithms import DDPG, MPO, OAC, QRSAC, REDQ, SAC, TD3, TQC, Cro
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.drivers.workers.processes import Processes
 from parl_like.environment.stop_conditions import StopAfterSteps
+from parl_like.learning._written import least
 from parl_like.learning.explorers import Noisy, SquashedGaussian
 from parl_like.learning.factory import Shared
 from parl_like.learning.model import Model
@@ -368,3 +369,18 @@ def test_a_resumed_run_is_the_one_that_was_not_interrupted(name, driver, serve, 
         assert whole.trace_hash() == part.trace_hash() and whole.counters() == part.counters()
         assert whole.tasks["RL"].algorithm.updates > 20
         assert same(*({name: task.state_dict() for name, task in one.tasks.items()} for one in (whole, part)))
+
+
+@pytest.mark.parametrize("critics", [1, 2, 3])
+def test_the_least_of_critics_and_its_gradient_are_those_of_autograd_where_some_are_equal_or_no_number(critics):
+    torch.manual_seed(0)
+    q = torch.randint(0, 3, (critics, 50, 1)).float()
+    q[torch.rand(q.shape) < 0.1], q[torch.rand(q.shape) < 0.1], q[torch.rand(q.shape) < 0.1] = torch.nan, torch.inf, -torch.inf
+    expected = q.requires_grad_().amin(0)
+    (3.0 * expected.sum()).backward()
+    low, gradients = least([*q.detach().numpy()], 3.0)
+    np.testing.assert_array_equal(low, expected.detach().numpy()[:, 0])
+    np.testing.assert_allclose(np.stack(gradients), q.grad.numpy(), rtol=1e-6)
+    assert least([*q.detach().numpy()], 0.0)[1] == []
+    with pytest.raises(ValueError, match="expected 50 × 1"):
+        least([q[0].detach().numpy(), np.zeros((7, 1), np.float32)], 1.0)

@@ -338,7 +338,13 @@ class OwnQ(MLPQ):
         return super().q(obs) * 2
 
 
+def of_one_weight(model):
+    model.net.layers[1].weight = model.net.layers[0].weight
+    return model
+
+
 def refused():
+    yield of_one_weight(MLPQ(gymnasium.spaces.Box(-1, 1, (8,)), CARTPOLE[1], hidden=(8, 8))), "share a parameter"
     yield OwnQ(*CARTPOLE), "OwnQ"
     yield MLPQ(*CARTPOLE, dueling=True), "dueling"
     yield MLPQ(*CARTPOLE, noisy=0.5), "noisy"

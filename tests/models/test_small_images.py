@@ -1,5 +1,7 @@
 """Convolutions of small images in compiled loops have torch's values, gradients and statistics; what does not fit is torch's."""
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -81,6 +83,101 @@ def test_a_residual_block_learns_as_with_torch(level, n, c, out, h, w):
     for (name, a), b in zip(ours.named_buffers(), theirs.buffers(), strict=True):
         assert a.dtype == b.float().dtype or name.endswith("tracked")
         close(a, b.double())
+
+
+def changes():
+    def frozen(block):
+        block.body[1].eval()
+
+    def average(block):
+        block.body[4].momentum = None
+
+    def no_statistics(block):
+        block.body[1] = nn.BatchNorm2d(6, track_running_stats=False)
+
+    def no_scale(block):
+        block.body[1] = nn.BatchNorm2d(6, affine=False)
+
+    def groups(block):
+        block.body[4] = nn.GroupNorm(2, 4)
+
+    def smooth(block):
+        block.body[2] = nn.Tanh()
+
+    def bias(block):
+        block.body[0].bias = nn.Parameter(torch.ones(6))
+
+    def dilated(block):
+        block.body[3] = Conv2d(6, 4, 3, padding=2, dilation=2)
+
+    def hook(block):
+        block.body[0].register_forward_hook(lambda _, __, out: out + 1.0)
+
+    def other_skip(block):
+        block.skip = nn.Sequential(block.skip, nn.Tanh())
+
+    def strided(block):
+        block.body[4].bias = nn.Parameter(torch.arange(8.0)[::2])
+
+    return [frozen, average, no_statistics, no_scale, groups, smooth, bias, dilated, hook, other_skip, strided]
+
+
+@pytest.mark.parametrize("learns", [True, False], ids=["learns", "acts"])
+@pytest.mark.parametrize("change", changes(), ids=lambda f: f.__name__)
+def test_a_block_with_other_parts_does_what_these_do(change, learns):
+    torch.manual_seed(0)
+    theirs = ResBlock(6, 4).train(learns).requires_grad_(learns)
+    with torch.no_grad():
+        for tensor in (*theirs.parameters(), *theirs.buffers()):
+            if tensor.is_floating_point():
+                tensor.uniform_(0.2, 1.0)
+    change(theirs)
+    ours, x = compiled(copy.deepcopy(theirs)), torch.randn(32, 6, 5, 5)
+    layers = dict(theirs.body.named_children())
+    y, z = ours(x), x
+    for layer in layers.values():
+        z = layer(z)
+    expected = torch.relu(theirs.skip(x) + z)
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+    for a, b in zip(ours.buffers(), theirs.buffers(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
+    if learns:
+        y.square().sum().backward()
+        expected.square().sum().backward()
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-3, atol=1e-3 * max(float(b.grad.abs().max()), 1.0))
+
+
+def test_what_is_no_number_goes_through_a_block_as_with_torch(level):
+    torch.manual_seed(0)
+    theirs = ResBlock(3)
+    ours, x = compiled(copy.deepcopy(theirs)), torch.randn(16, 3, 4, 4)
+    x[3, 1, 2, 2] = torch.nan
+    for block in (ours, theirs):
+        y = block(x)
+        y.backward(torch.ones_like(y))
+    for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+        torch.testing.assert_close(a.grad, b.grad, equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("channels", [3, 9])
+def test_images_with_other_channels_are_refused_as_by_torch(channels):
+    for grad in (True, False):
+        with torch.set_grad_enabled(grad), pytest.raises(RuntimeError, match="channels"):
+            compiled(Conv2d(6, 4, 3, padding=1))(torch.randn(16, channels, 4, 4))
+
+
+def test_other_parameters_of_a_convolution_count():
+    torch.manual_seed(0)
+    theirs, x = Conv2d(6, 4, 3, padding=1), torch.randn(16, 6, 5, 5)
+    for weight, bias in ((torch.randn(4, 6, 3, 1), torch.randn(4)), (torch.randn(4, 6, 5, 5), torch.randn(4)),
+                         (torch.randn(4, 6, 3, 3), torch.arange(8.0)[::2])):
+        theirs.weight, theirs.bias = nn.Parameter(weight), nn.Parameter(bias)
+        torch.testing.assert_close(compiled(copy.deepcopy(theirs))(x), theirs(x))
+    ours = compiled(copy.deepcopy(theirs))
+    found = torch.func.grad(lambda p: torch.func.functional_call(ours, p, x).square().sum())(dict(ours.named_parameters()))
+    theirs(x).square().sum().backward()
+    torch.testing.assert_close(found["weight"], theirs.weight.grad)
 
 
 @pytest.mark.parametrize("n", [1, 16, 27])
