@@ -21,7 +21,7 @@ class MAPPO(PPO):
     """
 
     fitting_models = "MLPCentralActorCritic"
-    takes: Takes | None = None  # type: ignore[assignment]  # observations have a `state`, see `parl_like.models.team`
+    takes: Takes | None = None
 
     def check_model(self, inputs: Batch) -> None:
         super().check_model(inputs)
