@@ -28,11 +28,14 @@ cd "$work"/parl_like-*/
 # What the installation compiled is newer than its sources, and taken as it is; all sources are there all the same.
 sources() { (cd "$1" && find parl_like algorithms models envs robots -name '*.pyx' -o -name '*.pxd' -o -name '*.cpp' -o -name '*.h' | sort); }
 diff <(sources "$root") <(sources .) || { echo "the sdist has other compiled sources than the checkout"; exit 1; }
-mkdir build
-cp -a "$root"/build/cython "$root"/build/lib.* build/ 2>/dev/null || true
-find build/lib.* -name '*.so' 2>/dev/null | while read -r made; do
-    source=${made#build/lib.*/}; source=${source%%.*}.pyx
-    [ -e "$source" ] || [ -e "${source#parl_like/}" ] || rm "$made"
+mkdir -p build
+cp -a "$root/build/cython" build/ 2>/dev/null || true
+read -r lib suffix < <("$bin/python" -c 'import sys, sysconfig as s
+print(f"build/lib.{s.get_platform()}-{sys.implementation.cache_tag}", s.get_config_var("EXT_SUFFIX"))')
+(cd "$root" && find parl_like algorithms models envs robots -name "*$suffix") | while read -r made; do
+    [ -e "${made%"$suffix"}.pyx" ] || [ "$made" = "parl_like/_cyutility$suffix" ] || continue
+    mkdir -p "$lib/parl_like/$(dirname "${made#parl_like/}")"
+    cp -p "$root/$made" "$lib/parl_like/${made#parl_like/}"
 done
 "$bin/python" -m build --no-isolation --wheel --outdir "$work" . >"$work/log" 2>&1 || { tail -20 "$work/log"; exit 1; }
 "$bin/python" -m venv --without-pip "$work/venv"
