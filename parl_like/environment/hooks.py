@@ -150,13 +150,14 @@ class _EveryN(Hook):
     def __init__(self, n: int, function: Callable[[Any], None]) -> None:
         if n < 1:
             raise ValueError(f"{type(self).__name__}: n is {n}; expected at least 1")
-        self.n, self.function = n, function
+        self.n, self.function, self.calls = n, function, 0  # calls: of the function
         self._seen: int | None = None
 
     def _count(self, robot: RunPort, before: int, now: int) -> None:
         """Passed, not hit: the environments of a vector agent step together, and threads may count past a multiple."""
         self._seen = max(before, now)
         if now // self.n > before // self.n:
+            self.calls += 1
             self.function(robot)
 
 
@@ -219,7 +220,7 @@ class LossLog(Hook):
         rows: Task → a dict for each update: `updates` (so many so far), `env_steps` (when it was seen), and what it said.
     """
 
-    counts_only = True
+    counts_only, calls = True, 0  # it calls nothing of the user's
 
     def __init__(self) -> None:
         self.rows: dict[str, list[dict[str, float]]] = {}

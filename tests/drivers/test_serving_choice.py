@@ -7,6 +7,7 @@ import threading
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 from shuffled_link import Shuffled
 from transport_fakes import echo_task, play, row
 
@@ -198,3 +199,31 @@ def test_an_async_run_by_chosen_replicas_ends_soon_after_its_last_step(seed):
     with carts(driver=Shuffled(workers=2, seed=seed), mode="async") as robot:
         robot.run(100)
         assert 100 <= robot.env_steps <= 108
+
+
+class Turned(Hook):
+    """The second episode's end, or each 100th step, turns the signs of all parameters."""
+
+    def __init__(self, robot):
+        self.robot, self.n = robot, 0
+
+    def turn(self, robot):
+        with torch.no_grad():
+            for one in robot.tasks["RL"].algorithm.model.parameters():
+                one.mul_(-1.0)
+
+    def post_episode(self, agent, interrupted):
+        self.n += 1
+        if self.n == 2:
+            self.turn(self.robot)
+
+
+@pytest.mark.parametrize("when", ["episode", "steps"])
+def test_parameters_that_a_hook_changes_are_those_of_the_next_action(when):
+    def run(serve):
+        with carts(serve, helper=lambda: OnPolicyHelper(unroll=400)) as robot:
+            hook = Turned(robot)
+            robot.run(300, [hook if when == "episode" else EveryNSteps(100, hook.turn)])
+            return robot.trace_hash(), robot.env_steps
+
+    assert run("auto") == run("central")

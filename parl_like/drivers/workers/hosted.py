@@ -211,6 +211,8 @@ class HostedDriver(CooperativeDriver):
                 paused = [worker for worker in self.workers if worker.paused]
             if self.stopping:
                 break
+            if paused and self.sync and self.reports.take_hooks_called():  # parameters may be others, as in go_on
+                self.supervisor.publish(self.publisher.due(always=self.publisher.follows_every_step()))
             if paused:
                 if self.sync and any(queue.rows for queue in self.predictions):
                     self.supervisor.order("go", paused)

@@ -54,8 +54,14 @@ class Reports:
         self.calling = False
         self.agent_restarts = 0
         self._post_episode: Sequence[Callable[..., None]] = ()  # hooks of ended episodes, and of many steps at once
-        self._post_steps: Sequence[Callable[..., None]] = ()
+        self._post_steps: Sequence[Any] = ()
         self._watchers: Sequence[StopWhenAgent] = ()
+        self._hooks_called = False
+
+    def take_hooks_called(self) -> bool:
+        """Return whether a hook has been called that may have changed parameters, since this was asked last."""
+        called, self._hooks_called = self._hooks_called, False
+        return called
 
     def observe(self, hooks: list[Any]) -> None:
         """Take the robot's hooks, from now on.
@@ -74,7 +80,7 @@ class Reports:
                                  f"driver={pool.driver_name!r} hooks hear "
                                  "of the experiment and of ended episodes (post_episode). Put the rest into the agent, or use "
                                  "another driver")
-        self._post_steps = [hook.post_act for hook in hooks if getattr(hook, "counts_only", False)]
+        self._post_steps = [hook for hook in hooks if getattr(hook, "counts_only", False)]
         self._post_episode = overridden(hooks, "post_episode")
 
     def free_rounds(self, lanes: int, under_way: int) -> int:
@@ -103,8 +109,10 @@ class Reports:
                 agent.env.time_steps += notes["time"]
             pool.statistics.env_steps += notes["steps"]
             with self._called(agent):
-                for call in self._post_steps:
-                    call(agent)
+                for hook in self._post_steps:
+                    calls = getattr(hook, "calls", None)
+                    hook.post_act(agent)
+                    self._hooks_called |= calls is None or hook.calls != calls
                 if pool.should_stop is not None and pool.should_stop(pool.robot):
                     pool.request_stop()
         if "stop" in notes:
@@ -137,6 +145,7 @@ class Reports:
             agent.env.episode_return, agent.env.episode_length, agent.env.env_index = value, length, env
             with self._called(agent):
                 for call in self._post_episode:
+                    self._hooks_called = True
                     call(agent, False)
 
     def begun_anew(self, worker: WorkerHandle, message: Message) -> tuple[str, str] | None:
