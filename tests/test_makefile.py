@@ -21,7 +21,7 @@ sys.exit(main(sys.argv[1:]))
 
 def extras(stage):
     """The extras that a stage of the Makefile installs."""
-    text = (ROOT / "Makefile").read_text()
+    text = (ROOT / "Makefile").read_text().replace("$(comma)", ",")
     recipe = re.search(rf"^\$\(VENV\)/\.{stage}:.*\n((?:\t.*\n)+)", text, re.MULTILINE)[1]
     return set(re.search(r"'(?:\.|parl_like)\[([\w,]+)\]'", recipe)[1].split(","))
 

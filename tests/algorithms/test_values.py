@@ -23,6 +23,8 @@ from parl_like.algorithms import (
     VDN,
     BasicDQN,
     BootstrappedDQN,
+    DiscreteBCQ,
+    DiscreteCQL,
     Rainbow,
 )
 from parl_like.algorithms.targets import soft_maximum
@@ -32,6 +34,7 @@ from parl_like.models import (
     MLPBranchingQ,
     MLPCategoricalQ,
     MLPFractionQ,
+    MLPImitationQ,
     MLPImplicitQ,
     MLPTeamMix,
     MLPTeamQ,
@@ -42,7 +45,7 @@ from parl_like.models import (
 
 NETWORKS = {DQN: MLPQ, MDQN: MLPQ, REM: MLPQ, QRDQN: MLPQ, C51: MLPCategoricalQ, Rainbow: MLPCategoricalQ, IQN: MLPImplicitQ,
             FQF: MLPFractionQ, BootstrappedDQN: MLPBootstrappedQ, BDQ: MLPBranchingQ, R2D2: RecurrentQ, BasicDQN: MLPQ,
-            VDN: MLPTeamQ, QMIX: MLPTeamMix}
+            VDN: MLPTeamQ, QMIX: MLPTeamMix, DiscreteCQL: MLPQ, DiscreteBCQ: MLPImitationQ}
 TEAM = (gym.spaces.Dict(obs=gym.spaces.Box(-1, 1, (2, 3), np.float32), state=OBS), gym.spaces.MultiDiscrete([4, 4]))
 SPACES = {BDQ: (OBS, gym.spaces.MultiDiscrete([4])), VDN: TEAM, QMIX: TEAM}
 

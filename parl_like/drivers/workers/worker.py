@@ -138,7 +138,8 @@ class Worker:
         else:
             driver.run_ready()
         here, batches = driver.waiting_here(), driver.batches()
-        paused = driver.rests() or bool(here) and (self.rounds.n >= self.rounds.free or self.resting)
+        # One that rests again in each turn does not keep the others from their replica.
+        paused = self.rounds.n >= self.rounds.free or self.resting if here else driver.rests()
         held = bool(here) and not paused and not self.recipe.sync and driver.answers_come()
         if here and not paused and not held:
             self.rounds.add(len(self.pool.statistics.ended))
