@@ -135,20 +135,15 @@ def test_marwil_without_beta_and_values_is_cloning():
             torch.testing.assert_close(mine, others, atol=1e-5, rtol=1e-4)
 
 
-def test_the_half_expectile_is_the_mean():
-    """τ = ½: the value of a state goes to the mean of what its actions are worth, twice the slope being that of the square; with
-    τ = 0.9 it is above, where the slopes of both sides are equal."""
-    worth = torch.tensor([0.0, 1.0, 5.0])
-    for tau, expected in ((0.5, 2.0), (0.9, 0.9 * 5 / (0.9 + 0.2) + 0.1 / 1.1)):
-        v = torch.tensor(0.0, requires_grad=True)
-        model = SimpleNamespace(value=lambda obs, v=v: v.expand(3))
-        algorithm = SimpleNamespace(expectile=tau, model=model)
-        for _ in range(2000):
-            u = worth - algorithm.model.value(None)
-            loss = ((tau - (u < 0).float()).abs() * u.square()).mean()
-            (slope,) = torch.autograd.grad(loss, v)
-            v.data -= 0.2 * slope
-        assert float(v.detach()) == pytest.approx(expected, abs=1e-3)
+@pytest.mark.parametrize(("tau", "still"), [(0.5, 5 / 3), (0.9, 3.7 / 1.1), (0.1, 0.5 / 1.1)])
+def test_the_half_expectile_is_the_mean(tau, still):
+    """Of what its actions are worth, 0, 1 and 4: there the loss of IQL's value has no slope with τ = ½, and has one with others,
+    which rest where τ · (sum above) = (1 − τ) · (sum below)."""
+    for v, rests in ((still, True), (5 / 3, tau == 0.5)):
+        algorithm = IQL(Values(v=v), expectile=tau)
+        batch = Batch(obs=torch.zeros(3, 3), act=torch.arange(3), worth=torch.tensor([0.0, 1.0, 4.0]), target=torch.zeros(3))
+        (slope,) = torch.autograd.grad(next(algorithm.learn(batch))["value"], list(algorithm.model.v.parameters()))
+        assert (abs(float(slope)) < 1e-6) == rests
 
 
 # ------------------------------------------------------------------------------------------------ by hand
