@@ -172,7 +172,7 @@ class RayLink(Link):
 
     def _listen(self, worker: WorkerHandle) -> str:
         """Return the address of a socket where a worker on this node may connect. It is in no folder, and goes with the first
-        message that comes, whatever the way. Others on this machine can read its name; both ends ask whose process the other is."""
+        message that comes, whatever the way. Others here can read its name; both ends ask whose process the other is."""
         address, listener = f"parl_like-{secrets.token_hex(16)}", socket.socket(socket.AF_UNIX)
         listener.bind("\0" + address)
         listener.setblocking(False)
