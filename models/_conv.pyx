@@ -1,6 +1,6 @@
 # distutils: language = c++
 # distutils: extra_compile_args = -std=c++17 -ffp-contract=off -fno-math-errno -Wno-psabi
-# distutils: depends = models/conv.h models/conv_kernels.h
+# distutils: depends = models/conv.h models/conv_kernels.h parl_like/learning/levels.h
 # cython: boundscheck=False, wraparound=False, cdivision=True
 """conv.h on addresses of torch's memory; small_images.py checks what lies there, and has the plain twin."""
 

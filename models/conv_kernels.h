@@ -1,4 +1,4 @@
-// Convolutions of small images for one instruction set. conv.h includes this once for each, with
+// Convolutions of small images for one instruction set. levels.h includes this once for each, with
 //   VL      numbers in a vector, a divisor of 16
 //   V, I    vectors of float and of int32_t
 //   fma(a, b, c) = a b + c, with one rounding where the processor has that; splat(x): a vector of x

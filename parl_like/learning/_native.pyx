@@ -1,6 +1,6 @@
 # distutils: language = c++
 # distutils: extra_compile_args = -std=c++17 -ffp-contract=off -fno-math-errno -Wno-psabi
-# distutils: depends = parl_like/learning/native.h parl_like/learning/native_kernels.h
+# distutils: depends = parl_like/learning/native.h parl_like/learning/native_kernels.h parl_like/learning/levels.h
 # cython: boundscheck=False, wraparound=False, cdivision=True
 """Networks of dense layers and Adam's step on the memory of torch's parameters: native.h, with checked arguments.
 

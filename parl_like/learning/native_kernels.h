@@ -1,11 +1,14 @@
-// Dense layers for one instruction set. native.h includes this once for each, with
+// Dense layers for one instruction set. levels.h includes this once for each, with
 //   VL      numbers in a vector, a divisor of 16
-//   BLOCK, STEP   rows that one pass over the weights serves, and that a shorter rest serves
 //   V, I    vectors of float and of int32_t
 //   fma(a, b, c) = a b + c, with one rounding where the processor has that; splat(x): a vector of x
 //
 // Every number of a product is one sum over `depth` in order, one fma after the other; vectors run over columns alone. So it has
 // the same bits whatever VL, BLOCK and the number of rows are.
+
+// Rows that one pass over the weights serves, and that a shorter rest serves
+constexpr int BLOCK = VL == 16 ? 12 : VL == 8 ? 6 : 4, STEP = VL == 16 ? 4 : 2;
+constexpr long PANEL = 2 * VL, PIECE = 128;
 
 INLINE V load(const float* p) { return *(const V*)p; }
 INLINE void store(float* p, V x) { *(V*)p = x; }
