@@ -14,7 +14,7 @@ from parl_like.agents.agent import Agent
 from parl_like.drivers.messages import ERRORS, Message, RemoteError, text_of
 from parl_like.drivers.workers.handle import WorkerHandle
 from parl_like.drivers.workers.worker_agents import COUNTS, ROUNDS
-from parl_like.environment.hooks import overridden
+from parl_like.environment.hooks import Hook, overridden
 from parl_like.environment.stop_conditions import StopWhenAgent
 from parl_like.run.agent_pool import AgentPool
 from parl_like.tasks.queues import RequestQueue
@@ -54,7 +54,7 @@ class Reports:
         self.calling = False
         self.agent_restarts = 0
         self._post_episode: Sequence[Callable[..., None]] = ()  # hooks of ended episodes, and of many steps at once
-        self._post_steps: Sequence[Any] = ()
+        self._post_steps: Sequence[Hook] = ()
         self._watchers: Sequence[StopWhenAgent] = ()
         self._hooks_called = False
 
@@ -110,9 +110,9 @@ class Reports:
             pool.statistics.env_steps += notes["steps"]
             with self._called(agent):
                 for hook in self._post_steps:
-                    calls = getattr(hook, "calls", None)
+                    calls = getattr(hook, "calls", None)  # of the user's function; a hook of the user's own counts none
                     hook.post_act(agent)
-                    self._hooks_called |= calls is None or hook.calls != calls
+                    self._hooks_called |= calls is None or getattr(hook, "calls", None) != calls
                 if pool.should_stop is not None and pool.should_stop(pool.robot):
                     pool.request_stop()
         if "stop" in notes:

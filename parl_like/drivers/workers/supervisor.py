@@ -157,7 +157,8 @@ class Supervisor:
             outbox = worker.outbox
             if not outbox:
                 continue
-            last = len(outbox) > 1 and max((i for i, (kind, _, _) in enumerate(outbox) if kind is not Kind.STATE), default=0)
+            orders = [i for i, (kind, _, _) in enumerate(outbox) if kind is not Kind.STATE]
+            last = orders[-1] if orders else 0
             with shielded():  # a message that is sent twice, or in half, would cost the worker
                 for i, (kind, parts, frames) in enumerate(outbox):
                     if i < last and kind is not Kind.STATE:
