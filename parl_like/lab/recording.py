@@ -72,10 +72,11 @@ class EpisodeRecorder(gym.Wrapper[Any, Any, Any, Any]):
 
     def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         """As that of the environment; an episode of `EPISODE_LIMIT` steps is truncated."""
+        taken = _copied(action, "act")  # before the environment may change it
         obs, rew, terminated, truncated, info = self.env.step(action)
         truncated = bool(truncated) or len(self._rows) + 1 >= EPISODE_LIMIT
         self._obs.append(_copied(obs, "obs"))
-        self._rows.append((_copied(action, "act"), float(rew), bool(terminated), truncated))
+        self._rows.append((taken, float(rew), bool(terminated), truncated))
         if terminated or truncated:
             acts, rewards, terminations, truncations = zip(*self._rows, strict=True)
             self.episodes.append(PlayedEpisode(len(self.episodes), _stacked(self._obs, "obs"), _stacked(acts, "act"),

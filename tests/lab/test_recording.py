@@ -145,3 +145,28 @@ def test_a_run_from_recorded_rows_has_a_curve_of_evaluations_and_ends_with_code_
     column = header.split(",").index("eval/normalized_score")
     assert len([line for line in lines if line.split(",")[column]]) == 4, "at 0, 20, 40 and 60 updates"
     assert re.search(r"60 updates", said)
+
+
+class Rude(gym.Env):
+    """Gives the same array again and again, and halves in place the action that it takes."""
+
+    observation_space, action_space = gym.spaces.Box(-9, 9, (1,), np.float32), gym.spaces.Box(-1, 1, (1,), np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        self.shown = np.zeros(1, np.float32)
+        return self.shown, {}
+
+    def step(self, action):
+        self.shown += 1
+        action *= 0.5
+        return self.shown, 0.0, self.shown[0] == 3, False, {}
+
+
+def test_what_an_environment_changes_in_place_is_recorded_as_it_was():
+    episodes = []
+    env = recording.EpisodeRecorder(Rude(), episodes)
+    env.reset()
+    for value in (0.25, 0.5, 1.0):
+        env.step(np.array([value], np.float32))
+    np.testing.assert_array_equal(episodes[0].observations[:, 0], [0, 1, 2, 3])
+    np.testing.assert_array_equal(episodes[0].actions[:, 0], [0.25, 0.5, 1.0])
