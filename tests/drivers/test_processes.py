@@ -477,6 +477,26 @@ class Broken(Drift):
             raise FileNotFoundError("levels.txt")
 
 
+class Alone(Agent):
+    """Acts without a task."""
+
+    def run_one_episode(self):
+        self.env.reset()
+        while self.env.episode_length < 50:
+            self.env.step(1)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("tasks", [[], ["echo"]])
+def test_agents_that_ask_for_nothing_end_with_the_run(tasks):
+    with Robot(Drift, agent=Alone, tasks={name: echo_task() for name in tasks}, n_agents=3, driver=TWO) as robot:
+        robot.run(StopAfterSteps(2_000))
+        assert 2_000 <= robot.env_steps < 3_000
+        robot.run(StopAfterSteps(2_000))
+        assert 4_000 <= robot.env_steps < 6_000
+
+
+
 def test_an_environment_that_cannot_be_built_in_a_worker_ends_the_run_with_its_error(tmp_path):
     with Robot(partial(Broken, tmp_path / "count"), tasks={"RL": ComputationTask(Elementwise())}, n_agents=2,
                driver=TWO) as robot:

@@ -133,6 +133,7 @@ class Worker:
             return False  # only parameters have come, or some of several replies
         if not self.resting:
             driver.rouse()
+        self.pool.turns.begin()
         if self._halves:
             driver.run_in_halves(self._ask)
         else:

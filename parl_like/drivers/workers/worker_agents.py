@@ -243,6 +243,29 @@ class WatcherReport(Hook):
                 self.said.add(number)
 
 
+class Turns(Hook):
+    """Lets the robot have its turn where agents act on and on, and ask for nothing.
+
+    Attributes:
+        left: Steps of this worker's agents before they do so.
+    """
+
+    def __init__(self, n_agents: int) -> None:
+        self._steps = 4 * ROUNDS * n_agents  # those that ask have made fewer by then
+        self.begin()
+
+    def begin(self) -> None:
+        """The robot has just had a turn."""
+        self.left = self._steps
+
+    def pre_act(self, agent: Agent, act: object) -> None:
+        self.left -= 1
+        if self.left < 0:
+            agent.agent_pool.driver.rest(agent)
+            if agent.signal is not None:
+                agent.obey()
+
+
 class WorkerStatistics(Statistics):
     """Counters that are sent to the robot.
 
@@ -356,7 +379,8 @@ class WorkerPool(AgentPool):
         self._proxy = RobotProxy(self)
         self.fill(len(recipe.agents))
         self.watching = WatcherReport(recipe.watching)
-        self.hooks.begin([EpisodeReport(self.statistics.ended), *([self.watching] if recipe.watching else [])])
+        self.turns = Turns(len(recipe.agents))
+        self.hooks.begin([self.turns, EpisodeReport(self.statistics.ended), *([self.watching] if recipe.watching else [])])
 
     def _make_driver(self) -> Any:
         return RemoteDriver(self.agent_failed, self._again)
