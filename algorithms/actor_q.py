@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -12,12 +13,16 @@ from torch import Tensor
 
 from parl_like.algorithms.targets import legal_actions, row_mean
 from parl_like.learning._written import critics
-from parl_like.learning.action_spaces import taken_by
+from parl_like.learning.action_spaces import kind_of, taken_by
 from parl_like.learning.algorithm import Algorithm, Loss
 from parl_like.learning.model_check import ContractError, answer, check_methods, check_shape
 from parl_like.learning.native import Network, Pass, WrittenLoss, float32_of, watched
+from parl_like.values.action_codec import ActionCodec
 from parl_like.values.batch import Batch
-from parl_like.values.spec import Array
+from parl_like.values.spec import Array, nest
+
+TargetEntropy = float | Sequence[float] | None
+"""The entropy that SAC and its relatives want, in nats; of a structured action a number for each array."""
 
 
 def actor_and_critics(algorithm: Algorithm, delay: int | str = 1, **others: torch.nn.Module) -> dict[str, Loss]:
@@ -39,12 +44,22 @@ def actor_and_critics(algorithm: Algorithm, delay: int | str = 1, **others: torc
 def check_actor_q(algorithm: Algorithm, inputs: Batch, *wanted: str) -> None:
     """That the model's head has these methods, and `q` the right shape, for Discrete actions or a Box; raises ContractError."""
     act, name = algorithm.model.act_space, type(algorithm).__name__
+    if algorithm.takes is not None and kind_of(act) not in algorithm.takes.actions:
+        raise ContractError(f"{name}: actions are {act}; expected {' or '.join(algorithm.takes.actions)}{taken_by(act)}")
+    if getattr(algorithm.model, "parts", None) is not None:
+        check_shape(algorithm, "q", q := answer(algorithm, "q", inputs.obs, any_action(act)), (len(q), 2))
+        return
     for one in wanted:
         if not hasattr(algorithm.model.head, one):
             raise ContractError(f"{name} reads head.{one} for {act}; {type(algorithm.model.head).__name__} has none")
     discrete = isinstance(act, gym.spaces.Discrete)
-    q = answer(algorithm, "q", inputs.obs, *(() if discrete else (torch.zeros(2, *act.shape),)))
+    q = answer(algorithm, "q", inputs.obs, *(() if discrete else (any_action(act),)))
     check_shape(algorithm, "q", q, (len(q), 2, int(act.n)) if discrete else (len(q), 2))
+
+
+def any_action(act: gym.Space[Any]) -> Any:
+    """Two rows of an action in a policy's units, zeros, nested as the space is."""
+    return Batch(nest({spec.name: torch.from_numpy(spec.zeros(2)) for spec in ActionCodec(act).specs})).act
 
 
 class WrittenActorQ:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from parl_like.algorithms.actor_q import box_only
+from parl_like.algorithms.actor_q import TargetEntropy, box_only
 from parl_like.algorithms.dqn import DQN
 from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.targets import row_mean
@@ -69,7 +69,7 @@ class CQL(SAC):
 
     def __init__(
         self, model: Model | Callable[[], Model], *, conservative: float = 5.0, samples: int = 10, gamma: float = 0.99,
-        n_step: int = 1, tau: float = 0.005, alpha: float = 1.0, learn_alpha: bool = True, target_entropy: float | None = None,
+        n_step: int = 1, tau: float = 0.005, alpha: float = 1.0, learn_alpha: bool = True, target_entropy: TargetEntropy = None,
         delay: int = 1, lr: float | Schedule = 3e-4, actor_lr: float | Schedule | None = None,
         alpha_lr: float | Schedule | None = None, max_grad_norm: float | None = None,
     ) -> None:

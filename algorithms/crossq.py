@@ -9,9 +9,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from parl_like.algorithms.actor_q import critic_terms, expected
+from parl_like.algorithms.actor_q import TargetEntropy, critic_terms, expected
 from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.targets import rewards_and_discount
+from parl_like.learning.action_spaces import Takes
 from parl_like.learning.adam import FusedAdam
 from parl_like.learning.algorithm import Schedule
 from parl_like.learning.model import Model
@@ -39,10 +40,11 @@ class CrossQ(SAC):
 
     calls = {**SAC.calls, "joint_q": "joint_q(obs, act, obs_next, act_next) -> (q, q_next), each as of q,"}
     fitting_models = "MLPCrossQ"
+    takes: Takes | None = Takes(("Discrete", "Box"), images=False)
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, alpha: float = 1.0,
-        learn_alpha: bool = True, target_entropy: float | None = None, delay: int = 3, beta1: float = 0.5,
+        learn_alpha: bool = True, target_entropy: TargetEntropy = None, delay: int = 3, beta1: float = 0.5,
         lr: float | Schedule = 1e-3, actor_lr: float | Schedule | None = None, alpha_lr: float | Schedule | None = None,
         max_grad_norm: float | None = None,
     ) -> None:

@@ -11,6 +11,7 @@ from torch import Tensor
 from parl_like.algorithms.actor_q import expected
 from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.targets import rewards_and_discount, row_mean
+from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Algorithm, Schedule
 from parl_like.learning.model import Model
 from parl_like.values.batch import Batch
@@ -36,6 +37,8 @@ class CRR(SAC):
     Raises:
         ValueError: weight is another word.
     """
+
+    takes: Takes | None = Takes(("Discrete", "Box"), images=False)
 
     def __init__(
         self, model: Model | Callable[[], Model], *, weight: Literal["exp", "binary"] = "exp", beta: float = 1.0,

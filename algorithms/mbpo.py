@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parl_like.algorithms.actor_q import TargetEntropy
 from parl_like.algorithms.sac import SAC
 from parl_like.learning.algorithm import Algorithm, Schedule, Window
 from parl_like.learning.model import Model
@@ -95,7 +96,7 @@ class MBPO(SAC):
     def __init__(
         self, model: Model | Callable[[], Model], *, model_task: str = "model", horizon: int = 1, real: float = 0.05,
         imagine_every: int = 10, imagined_size: int = 50_000, gamma: float = 0.99, tau: float = 0.005, alpha: float = 1.0,
-        learn_alpha: bool = True, target_entropy: float | None = None, lr: float | Schedule = 3e-4,
+        learn_alpha: bool = True, target_entropy: TargetEntropy = None, lr: float | Schedule = 3e-4,
         actor_lr: float | Schedule | None = None, alpha_lr: float | Schedule | None = None, max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(model, gamma=gamma, tau=tau, alpha=alpha, learn_alpha=learn_alpha, target_entropy=target_entropy, lr=lr,

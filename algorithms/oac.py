@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from parl_like.algorithms.actor_q import box_only
+from parl_like.algorithms.actor_q import TargetEntropy, box_only
 from parl_like.algorithms.sac import SAC
 from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Schedule
@@ -40,7 +40,7 @@ class OAC(SAC):
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005,
         beta_ub: float = 4.66, shift: float = 6.86, alpha: float = 1.0, learn_alpha: bool = True,
-        target_entropy: float | None = None, delay: int = 1, lr: float | Schedule = 3e-4,
+        target_entropy: TargetEntropy = None, delay: int = 1, lr: float | Schedule = 3e-4,
         actor_lr: float | Schedule | None = None, alpha_lr: float | Schedule | None = None, max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(model, gamma=gamma, n_step=n_step, tau=tau, alpha=alpha, learn_alpha=learn_alpha,

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from parl_like.algorithms.actor_q import TargetEntropy, any_action
 from parl_like.algorithms.sac import SAC
 from parl_like.learning.algorithm import Schedule
 from parl_like.learning.model import Model
@@ -40,8 +41,8 @@ class REDQ(SAC):
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005, subset: int = 2,
         delay: int = 20, actor_min: bool = False, alpha: float = 1.0, learn_alpha: bool = True,
-        target_entropy: float | None = None, lr: float | Schedule = 3e-4, actor_lr: float | Schedule | None = None,
-        alpha_lr: float | Schedule | None = None, max_grad_norm: float | None = None,
+        target_entropy: TargetEntropy = None, lr: float | Schedule = 3e-4,
+        actor_lr: float | Schedule | None = None, alpha_lr: float | Schedule | None = None, max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(model, gamma=gamma, n_step=n_step, tau=tau, alpha=alpha, learn_alpha=learn_alpha,
                          target_entropy=target_entropy, delay=delay, lr=lr, actor_lr=actor_lr, alpha_lr=alpha_lr,
@@ -52,7 +53,7 @@ class REDQ(SAC):
 
     def check_model(self, inputs: Batch) -> None:
         super().check_model(inputs)
-        q = answer(self, "q", inputs.obs, *(() if self.discrete else (torch.zeros(2, *self.model.act_space.shape),)))
+        q = answer(self, "q", inputs.obs, *(() if self.discrete else (any_action(self.model.act_space),)))
         if len(q) < self.subset:
             raise refuse(self, "q", f"values of at least {self.subset} critics, of which the targets draw so many (`subset`)",
                          len(q))

@@ -7,10 +7,13 @@ from collections.abc import Callable, Generator, Mapping
 from typing import Any
 
 import gymnasium as gym
+import numpy as np
 import torch
 from torch import Tensor
 
+from parl_like.algorithms.actor_critic import explorer_of
 from parl_like.algorithms.actor_q import (
+    TargetEntropy,
     WrittenActorQ,
     actor_and_critics,
     check_actor_q,
@@ -22,10 +25,10 @@ from parl_like.algorithms.actor_q import (
 )
 from parl_like.algorithms.targets import powers, rewards_and_discount
 from parl_like.learning._written import Squashed, least
-from parl_like.learning.action_spaces import Takes
+from parl_like.learning.action_spaces import BOX, CHOICES, NESTED, NESTED_CHOICES, Takes
 from parl_like.learning.algorithm import Algorithm, Loss, Schedule, Window
 from parl_like.learning.array_prediction import gives
-from parl_like.learning.explorers import Categorical, Explorer, SquashedGaussian
+from parl_like.learning.explorers import Explorer
 from parl_like.learning.model import Model
 from parl_like.learning.native import WrittenLoss, has_native_learn, twin_of, written_product
 from parl_like.values.batch import Batch
@@ -39,32 +42,36 @@ class SAC(Algorithm):
     temperature loss = −log α · (E log π(a|s) + target entropy),   Q⁻ ← (1 − τ) · Q⁻ + τ · Q after each update.
 
     The expectation is one drawn action where actions are a Box (with gradients through the draw), and the exact sum where they
-    are Discrete. Rows, rewards, ends, weights and priorities are as in `TD3`.
+    are Discrete. Of structured actions it is both: the numbers are drawn, and the choices summed over. Each array of such an
+    action has an entropy, a temperature and a target of its own, α log π = Σ_k α_k log π_k, as a sum of nats of choices and of
+    numbers would be ruled by the larger part. Rows, rewards, ends, weights and priorities are as in `TD3`.
 
     Args:
         model: Offers `policy(obs) -> outputs` and `head`: for a Box with `head.draw(outputs, noise) -> (act, log π [N])`, for
             Discrete with `head.log_probs(outputs) -> [N, A]`; `q(obs, act) -> [critics, N]`, for Discrete `q(obs) -> [critics, N,
-            A]`; and `actor`, the modules of the layers that are only the policy's.
+            A]`; and `actor`, the modules of the layers that are only the policy's. For structured actions also `parts` and
+            `expected_q(obs, numbers, p)`, see `parl_like.models.action_parts`.
         alpha: The temperature α; with `learn_alpha` where it begins.
-        target_entropy: In nats; None: −(numbers of an action) for a Box, 0.98 · log A for Discrete, as published, A counting the
-            legal actions of each row.
+        target_entropy: In nats, of a structured action a number for each array; None: −(numbers of an action) for a Box, 0.98 ·
+            log A for Discrete, as published, A counting the legal actions of each row, and for several choices their sum.
         delay: Actor and temperature learn in every so many updates.
         lr: Adam's learning rate, of the critics and, where they are None, of the actor and of log α.
 
     Raises:
-        ValueError: alpha is not above 0.
+        ValueError: alpha is not above 0, or target_entropy has not one number for each array.
     """
 
     one_reward = True
     calls = {"policy": "policy(obs) -> what its head reads,", "q": "q(obs, act) -> [critics, N], for Discrete q(obs) -> "
              "[critics, N, A],", "head": "head, which draws actions and knows log π,", "actor": "actor, the policy's own layers,"}
     fitting_models = "MLPActorQ"
-    takes: Takes | None = Takes(("Discrete", "Box"), images=False)
+    takes: Takes | None = Takes((*CHOICES, BOX, NESTED_CHOICES, NESTED), images=False)
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005, alpha: float = 1.0,
-        learn_alpha: bool = True, target_entropy: float | None = None, delay: int = 1, lr: float | Schedule = 3e-4,
-        actor_lr: float | Schedule | None = None, alpha_lr: float | Schedule | None = None, max_grad_norm: float | None = None,
+        learn_alpha: bool = True, target_entropy: TargetEntropy = None, delay: int = 1,
+        lr: float | Schedule = 3e-4, actor_lr: float | Schedule | None = None, alpha_lr: float | Schedule | None = None,
+        max_grad_norm: float | None = None,
     ) -> None:
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
         if not alpha > 0.0:
@@ -73,7 +80,12 @@ class SAC(Algorithm):
         self.tau, self.target_entropy, self.window = tau, target_entropy, Window(n_step=n_step, in_order=False)
         self.discounts = powers(gamma, n_step)
         self.target = self.model.clone()
-        self.log_alpha = torch.nn.Parameter(torch.tensor(math.log(alpha)), requires_grad=learn_alpha)
+        self.parts = getattr(self.model, "parts", None)
+        shape = () if self.parts is None else (len(self.parts.names),)
+        if target_entropy is not None and np.shape(target_entropy) != shape:
+            raise ValueError(f"{type(self).__name__}: target_entropy is {target_entropy}; expected " + (
+                "one number" if self.parts is None else f"a number for each array of the action: {', '.join(self.parts.names)}"))
+        self.log_alpha = torch.nn.Parameter(torch.full(shape, math.log(alpha)), requires_grad=learn_alpha)
         self.actor_lr, self.alpha_lr, self.delay = actor_lr, alpha_lr, delay
         temperature = {"temperature": Loss(self.log_alpha, "alpha_lr", every="delay")}
         self.losses = actor_and_critics(self, "delay") | (temperature if learn_alpha else {})
@@ -89,7 +101,7 @@ class SAC(Algorithm):
         check_actor_q(self, inputs, "log_probs" if self.discrete else "draw")
 
     def explorer(self) -> Explorer:
-        return Categorical() if self.discrete else SquashedGaussian(self.model.act_space.shape)
+        return explorer_of(self.model.head, self.model.act_space)
 
     @gives("policy")
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
@@ -106,8 +118,14 @@ class SAC(Algorithm):
         return self.model.head.draw(out, noise)  # type: ignore[no-any-return]
 
     def soft(self, obs: Any, critic: Any) -> tuple[Tensor, Tensor]:
-        """E Q(s, a) by these critics and E log π(a|s), both [N], over the policy's actions."""
+        """E Q(s, a) by these critics and E log π(a|s), both [N], over the policy's actions; of a structured action log π [arrays,
+        N]."""
         out = self.model.policy(obs)
+        if self.parts is not None:
+            rows = len(next(iter(out.values())))
+            noise = torch.randn((rows, self.parts.size), generator=self.torch_rng, device=self.log_alpha.device)
+            numbers, p, log_p = self.parts(out, noise)
+            return self.pool(critic.expected_q(obs, numbers, p), critic is self.target), log_p
         if self.discrete:
             return expected(self.model.head.log_probs(out), self.pool(critic.q(obs), critic is self.target))
         act, log_p = self.drawn(out)
@@ -118,8 +136,12 @@ class SAC(Algorithm):
         rew, discount = rewards_and_discount(batch, self.discounts)
         written = evaluated_actor_q(self.model, self.target, batch.obs_next) if self.natively_soft() else None
         q, log_p = self.soft(batch.obs_next, self.target) if written is None else self._target_terms(written)
-        batch.target = rew + discount * (q - self.log_alpha.exp() * log_p)
+        batch.target = rew + discount * (q - self.cost(self.log_alpha.exp(), log_p))
         return batch
+
+    def cost(self, alpha: Tensor, log_p: Tensor) -> Tensor:
+        """α log π [N]."""
+        return alpha * log_p if self.parts is None else alpha @ log_p
 
     def critic_update(self, batch: Batch) -> dict[str, Tensor]:
         """The critics' loss, and the rows' priorities."""
@@ -131,12 +153,21 @@ class SAC(Algorithm):
         if self.due("actor"):
             alpha = self.log_alpha.detach().exp()
             q, log_p = self.soft(batch.obs, self.model)
-            yield {"actor": (alpha * log_p - q).mean(), "entropy": -log_p.detach().mean(), "alpha": alpha}
+            entropy = -log_p.detach().mean(-1)
+            of_parts = {} if self.parts is None else {
+                f"{key}.{name}": value for key, values in (("entropy", entropy), ("alpha", alpha))
+                for name, value in zip(self.parts.names, values, strict=True) if name}
+            yield {"actor": (self.cost(alpha, log_p) - q).mean(), "entropy": entropy.sum(), "alpha": alpha.mean(), **of_parts}
             if self.log_alpha.requires_grad:
-                wanted = default_entropy(self.model.act_space, batch.obs) if self.target_entropy is None else self.target_entropy
-                yield {"temperature": -self.log_alpha * (log_p.detach().mean() + wanted)}
+                yield {"temperature": (self.log_alpha * (entropy - self.wanted_entropy(batch.obs))).sum()}
 
-    @twin_of(learn, critic_update, soft, drawn, pool)
+    def wanted_entropy(self, obs: Any) -> Any:
+        """In nats, for these observations; of a structured action [arrays]."""
+        if self.target_entropy is not None:
+            return self.target_entropy if self.parts is None else self.log_alpha.new_tensor(self.target_entropy)
+        return default_entropy(self.model.act_space, obs) if self.parts is None else self.parts.entropies(obs)
+
+    @twin_of(learn, critic_update, soft, drawn, pool, cost, wanted_entropy)
     def native_learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None] | None:
         written = None if self.discrete else written_actor_q(self.model, batch.obs)
         return None if written is None else self._written_steps(batch, written)
@@ -168,8 +199,7 @@ class SAC(Algorithm):
 
             yield {"actor": WrittenLoss(alpha * log_p - float(q.mean()), write), "entropy": -log_p, "alpha": alpha}
             if self.log_alpha.requires_grad:
-                wanted = default_entropy(self.model.act_space, batch.obs) if self.target_entropy is None else self.target_entropy
-                yield {"temperature": written_product(self.log_alpha, -(log_p + wanted))}
+                yield {"temperature": written_product(self.log_alpha, -(log_p + self.wanted_entropy(batch.obs)))}
 
     def post_process(self, batch: Batch) -> None:
         self.update_target(self.target, tau=self.tau)

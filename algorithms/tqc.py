@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from parl_like.algorithms.actor_q import box_only
+from parl_like.algorithms.actor_q import TargetEntropy, box_only
 from parl_like.algorithms.distributions import midpoints, quantile_huber, truncated
 from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.targets import rewards_and_discount, row_mean
@@ -47,7 +47,7 @@ class TQC(SAC):
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005, drop: int = 2,
-        kappa: float = 1.0, alpha: float = 1.0, learn_alpha: bool = True, target_entropy: float | None = None, delay: int = 1,
+        kappa: float = 1.0, alpha: float = 1.0, learn_alpha: bool = True, target_entropy: TargetEntropy = None, delay: int = 1,
         lr: float | Schedule = 3e-4, actor_lr: float | Schedule | None = None, alpha_lr: float | Schedule | None = None,
         max_grad_norm: float | None = None,
     ) -> None:
@@ -100,7 +100,7 @@ class QRSAC(TQC):
 
     def __init__(
         self, model: Model | Callable[[], Model], *, gamma: float = 0.99, n_step: int = 1, tau: float = 0.005,
-        kappa: float = 1.0, alpha: float = 1.0, learn_alpha: bool = True, target_entropy: float | None = None, delay: int = 1,
+        kappa: float = 1.0, alpha: float = 1.0, learn_alpha: bool = True, target_entropy: TargetEntropy = None, delay: int = 1,
         lr: float | Schedule = 3e-4, actor_lr: float | Schedule | None = None, alpha_lr: float | Schedule | None = None,
         max_grad_norm: float | None = None,
     ) -> None:

@@ -7,18 +7,18 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import gymnasium as gym
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from parl_like.learning.action_spaces import taken_by
+from parl_like.learning.action_spaces import BOX, CHOICES, kind_of, taken_by
 from parl_like.learning.array_prediction import NativeReader
 from parl_like.learning.model import Model
-from parl_like.learning.native import NetworkLayers
+from parl_like.learning.native import NetworkLayers, NotNative
+from parl_like.models.action_parts import ActionParts
 from parl_like.models.flat_obs import hands_on, perception
-from parl_like.models.heads import CategoricalHead, OrthogonalLinear, SquashedGaussianHead, mask_key
+from parl_like.models.heads import CategoricalHead, OrthogonalLinear, SquashedGaussianHead, make_head, mask_key
 from parl_like.models.mlp import MLP, DropoutEnsembleMLP, EnsembleMLP
-from parl_like.values.spec import Array
+from parl_like.values.spec import Array, leaf_spaces
 
 
 class MLPActorQ(Model):
@@ -26,7 +26,8 @@ class MLPActorQ(Model):
 
     Args:
         obs, act: Spaces; `act` is a Box with finite bounds, whose actions are in [−1, 1] here, or Discrete: then the critics give
-            one value per action, and a Dict observation may hold `mask` [A]: 1 for the legal ones.
+            one value per action, and a Dict observation may hold `mask` [A]: 1 for the legal ones. Of a MultiDiscrete,
+            MultiBinary, Dict or Tuple see `ActionParts`.
         hidden: Sizes of the hidden layers of the policy and of each critic.
         critics: How many.
         heads: Numbers of each critic for each action, such as quantiles of its return; `q` is their mean.
@@ -40,9 +41,10 @@ class MLPActorQ(Model):
         actor: The policy's own layers.
         head: Draws actions, and knows their log-probabilities.
         v: The value's own layers, if it has one.
+        parts: Of a structured action; None: it is Discrete or a Box.
 
     Raises:
-        TypeError: `act` is neither Discrete nor a Box with finite bounds, or a deterministic policy is asked for Discrete.
+        TypeError: a Box of `act` has an infinite bound, or a deterministic policy is asked for anything but a Box.
         ValueError: policy is none of these, or heads is below 1.
     """
 
@@ -56,23 +58,37 @@ class MLPActorQ(Model):
         if policy not in ("squashed", "deterministic"):
             raise ValueError(f"MLPActorQ: policy is {policy!r}; expected 'squashed' or 'deterministic'")
         self.discrete = isinstance(act, gym.spaces.Discrete)
-        if not self.discrete and not (isinstance(act, gym.spaces.Box) and np.isfinite([act.low, act.high]).all()):
-            raise TypeError(f"MLPActorQ: act is {act}; expected Discrete, or a Box with finite bounds{taken_by(act)}")
-        if self.discrete and policy == "deterministic":
+        box = isinstance(act, gym.spaces.Box)
+        for name, part in leaf_spaces(act, "act"):
+            if kind_of(part) not in (*CHOICES, BOX):
+                raise TypeError(f"MLPActorQ: {name} is {part}; expected Discrete, a Box with finite bounds, or what is made of "
+                                f"these{taken_by(part)}")
+        if not box and policy == "deterministic":
             raise TypeError(f"MLPActorQ: act is {act}; a deterministic policy needs a Box{taken_by(act)}")
         if heads < 1:
             raise ValueError(f"MLPActorQ: heads is {heads}; expected at least 1")
+        if heads > 1 and not (box or self.discrete):
+            raise ValueError(f"MLPActorQ: heads is {heads}; expected 1 for actions in {act}{taken_by(act)}")
         self.heads, self.mask = heads, mask_key(obs, act)
         self.perception = perception(obs, act, trunk)
         size: Any = self.perception.out_size
         self.dim = int(act.n) if isinstance(act, gym.spaces.Discrete) else math.prod(act.shape or ())
         body = MLP([size, *hidden], activation, activate_last=True)
-        last: Any = CategoricalHead(body.out_size, self.dim) if self.discrete else (
-            OrthogonalLinear(body.out_size, self.dim, None) if policy == "deterministic"
-            else SquashedGaussianHead(body.out_size, self.dim))
+        last: Any
+        if self.discrete:
+            last = CategoricalHead(body.out_size, self.dim)
+        elif not box:
+            last = make_head(body.out_size, act, state_dependent_std=True, distribution="squashed")
+        elif policy == "deterministic":
+            last = OrthogonalLinear(body.out_size, self.dim, None)
+        else:
+            last = SquashedGaussianHead(body.out_size, self.dim)
         self.body, self.head = body, last
         self.actor = nn.ModuleList([body, last])
-        inputs, outputs = (size, self.dim) if self.discrete else (size + self.dim, 1)
+        self.parts = None if box or self.discrete else ActionParts(act, last)
+        if self.parts is not None:
+            self.dim = self.parts.size
+        inputs, outputs = (size, self.dim) if self.discrete else (size + self.dim, self.parts.outputs if self.parts else 1)
         sizes = [inputs, *hidden, outputs * heads]
         self.critics = (DropoutEnsembleMLP(critics, sizes, activation, dropout, layer_norm) if dropout or layer_norm else
                         EnsembleMLP(critics, sizes, activation, activate_last=False))
@@ -81,7 +97,9 @@ class MLPActorQ(Model):
 
     def native_networks(self) -> dict[str, NetworkLayers]:
         """`actor`, of the features of the perception: what the head makes its outputs of; of these and actions `critics`, and
-        `first critic` alone."""
+        `first critic` alone. Raises NotNative for structured actions."""
+        if self.parts is not None:
+            raise NotNative("actions of several parts")
         actor = NetworkLayers(int(self.perception.out_size))  # type: ignore[arg-type]
         actor.outputs["actor"] = actor.add(self.head, actor.add(self.body))
         critics = NetworkLayers(actor.n_in if self.discrete else actor.n_in + self.dim)
@@ -91,7 +109,7 @@ class MLPActorQ(Model):
     def native_reader(self, method: str) -> NativeReader | None:
         """Return how `policy` or `act` is computed of plain vectors; None: it is not."""
         read = {"policy": getattr(self.head, "read_array", None), "act": self._read_act}.get(method)
-        return NativeReader("actor", read, self.perception) if read and hands_on(self.perception) else None
+        return NativeReader("actor", read, self.perception) if read and self.parts is None and hands_on(self.perception) else None
 
     def _read_act(self, numbers: Array) -> dict[str, Array]:
         return {"mean": torch.tanh(torch.from_numpy(numbers)).numpy().reshape(len(numbers), *self.act_specs["act"].shape)}
@@ -136,6 +154,14 @@ class MLPActorQ(Model):
         return self.v(self.perception(obs)).squeeze(-1)  # type: ignore[no-any-return]
 
     def q(self, obs: Any, act: Tensor | None = None) -> Tensor:
-        """The means over the heads: [critics, N], or [critics, N, A]."""
+        """The means over the heads: [critics, N], or [critics, N, A]; of a structured action the sums over its choices,
+        [critics, N]."""
+        if self.parts is not None:
+            return self.parts.chosen(self.values(obs, self.parts.numbers(act)), act)
         values = self.values(obs, act)
         return values.squeeze(-1) if self.heads == 1 else values.mean(-1)
+
+    def expected_q(self, obs: Any, numbers: Tensor, p: Tensor) -> Tensor:
+        """The expectation of `q` [critics, N] over the choices of a structured action, by the probabilities p [N, outputs], for
+        these real numbers [N, size]."""
+        return (self.values(obs, numbers) * p).sum(-1)

@@ -9,11 +9,12 @@ import gymnasium as gym
 import torch
 from torch import Tensor, nn
 
-from parl_like.learning.action_spaces import taken_by
+from parl_like.learning.action_spaces import NESTED_CHOICES, kind_of, nvec_of, taken_by
 from parl_like.learning.model import Model
 from parl_like.models.flat_obs import perception
-from parl_like.models.heads import mask_key, masked
+from parl_like.models.heads import inside, mask_key, masked
 from parl_like.models.mlp import MLP, EnsembleMLP
+from parl_like.values.spec import leaf_spaces
 
 
 class MLPBranchingQ(Model):
@@ -22,12 +23,13 @@ class MLPBranchingQ(Model):
     v and each a_d have a last hidden layer of their own behind common ones; all a_d are computed side by side.
 
     Args:
-        obs, act: Spaces; `act` is MultiDiscrete. A Dict observation may hold `mask` [Σ nvec]: 1 for legal.
+        obs, act: Spaces; `act` is MultiDiscrete, MultiBinary, or a Dict or Tuple of these and Discrete. A Dict observation may
+            hold `mask`, see `parl_like.models.heads`: 1 for legal.
         hidden: Sizes of the hidden layers; the last is that of each stream.
         trunk: A perception with `out_size`, perhaps shared with another task's model; None: the flat observation.
 
     Raises:
-        TypeError: `act` is not MultiDiscrete.
+        TypeError: `act` is no such space.
     """
 
     real: Tensor
@@ -37,9 +39,10 @@ class MLPBranchingQ(Model):
         trunk: nn.Module | None = None,
     ) -> None:
         super().__init__(obs, act)
-        if not isinstance(act, gym.spaces.MultiDiscrete):
-            raise TypeError(f"MLPBranchingQ: act is {act}; expected MultiDiscrete, several choices{taken_by(act)}")
-        self.nvec: list[int] = act.nvec.ravel().tolist()
+        if kind_of(act) not in ("MultiDiscrete", "MultiBinary", NESTED_CHOICES):
+            raise TypeError(f"MLPBranchingQ: act is {act}; expected several choices, MultiDiscrete or the like{taken_by(act)}")
+        self.parts = [(name.removeprefix("act").removeprefix("."), nvec_of(space)) for name, space in leaf_spaces(act, "act")]
+        self.nvec = [n for _, nvec in self.parts for n in nvec]
         self.mask = mask_key(obs, act)
         self.perception = perception(obs, act, trunk)
         size: Any = self.perception.out_size
@@ -55,4 +58,10 @@ class MLPBranchingQ(Model):
         a = self.net(features).movedim(0, -2)
         mean = (a * self.real).sum(-1, keepdim=True) / self.real.sum(-1, keepdim=True)
         q: Tensor = (self.v(features).unsqueeze(-1) + a - mean)[..., self.real]
-        return q if self.mask is None else masked(q, obs[self.mask], self.nvec)
+        return q if self.mask is None else masked(q, self._whole_mask(obs[self.mask], q), self.nvec)
+
+    def _whole_mask(self, mask: Any, q: Tensor) -> Tensor:
+        """Return the masks of all arrays of the action side by side; where one has none, all is legal."""
+        found = ((inside(mask, name), nvec) for name, nvec in self.parts)
+        return torch.cat([q.new_ones(*q.shape[:-1], sum(nvec)) if one is None else one.reshape(*q.shape[:-1], -1)
+                          for one, nvec in found], -1)

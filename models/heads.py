@@ -364,11 +364,11 @@ class StructuredHead(nn.Module, metaclass=Brief):
     def forward(self, features: Tensor, mask: Any = None) -> dict[str, Tensor]:
         """Features [N, in_size] and perhaps the masks of some arrays, nested like the action."""
         return {f"{kind}.{name}": value for name, head in self.parts
-                for kind, value in head(features, None if mask is None else _inside(mask, name)).items()}
+                for kind, value in head(features, None if mask is None else inside(mask, name)).items()}
 
     def log_prob(self, out: Out, act: Any) -> Tensor:
         """log π(act) [N]; act is nested like the space."""
-        parts = [head.log_prob(part_of(out, name), _inside(act, name)) for name, head in self.parts]
+        parts = [head.log_prob(part_of(out, name), inside(act, name)) for name, head in self.parts]
         return torch.stack(parts).sum(0)
 
     def entropy(self, out: Out) -> Tensor:
@@ -380,9 +380,9 @@ class StructuredHead(nn.Module, metaclass=Brief):
         return torch.stack([head.kl(part_of(out, name), part_of(other, name)) for name, head in self.parts]).sum(0)
 
 
-def _inside(nested: Any, name: str) -> Any:
-    """Return what nested mappings hold under a dotted name; None where they have no such part."""
-    for key in name.split("."):
+def inside(nested: Any, name: str) -> Any:
+    """Return what nested mappings hold under a dotted name, '' is the whole; None where they have no such part."""
+    for key in name.split(".") if name else ():
         if not isinstance(nested, (Mapping, Batch)) or key not in nested:
             return None
         nested = nested[key]

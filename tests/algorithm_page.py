@@ -43,7 +43,8 @@ SPACES = """## Which algorithm takes what
 
 The table holds with our networks that fit the algorithm (`parl-like list --spaces`); a test builds every combination.
 
-- *Box* has finite bounds. *any* is that, an unbounded Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these.
+- *Box* has finite bounds. *any* is that, an unbounded Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these
+  (*of choices*: without a Box).
 - *images*: a convolutional network reads observations that have one; else an image is one long row of numbers.
 - *masks*: the observation's `mask` says which choices are legal, see [own.md](own.md#masks).
 - *memory*: with a recurrent network (`model=Recurrent`), or always.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
@@ -9,11 +10,24 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from parl_like.values.spec import leaf_spaces
+
 CHOICES = ("Discrete", "MultiDiscrete", "MultiBinary")
 BOX, UNBOUNDED = "Box", "unbounded Box"
-NESTED = "Dict, Tuple"
-ALL = (*CHOICES, BOX, UNBOUNDED, NESTED)
-"""Kinds of spaces. Of a Box with an infinite bound it is `UNBOUNDED`."""
+NESTED, NESTED_CHOICES = "Dict, Tuple", "Dict, Tuple of choices"
+ALL = (*CHOICES, BOX, UNBOUNDED, NESTED_CHOICES, NESTED)
+"""Kinds of spaces. Of a Box with an infinite bound it is `UNBOUNDED`, of a Dict or Tuple without any Box `NESTED_CHOICES`."""
+
+CHOICE_SPACES = (gym.spaces.Discrete, gym.spaces.MultiDiscrete, gym.spaces.MultiBinary)
+
+
+def nvec_of(space: gym.Space[object]) -> list[int]:
+    """The number of alternatives of each choice in an action that is one array; none where it is no choice."""
+    if isinstance(space, gym.spaces.Discrete):
+        return [int(space.n)]
+    if isinstance(space, gym.spaces.MultiDiscrete):
+        return space.nvec.ravel().tolist()
+    return [2] * math.prod(space.shape) if isinstance(space, gym.spaces.MultiBinary) else []
 
 
 @dataclass(frozen=True)
@@ -37,7 +51,8 @@ class Takes:
 def kind_of(space: gym.Space[object] | None) -> str:
     """Return the kind of a space, one of `ALL`; the name of its class for any other space."""
     if isinstance(space, (gym.spaces.Dict, gym.spaces.Tuple)):
-        return NESTED
+        leaves = (part for _, part in leaf_spaces(space, ""))
+        return NESTED_CHOICES if all(isinstance(part, CHOICE_SPACES) for part in leaves) else NESTED
     if isinstance(space, gym.spaces.Box):
         return BOX if np.isfinite([space.low, space.high]).all() else UNBOUNDED
     return next((name for name in CHOICES if isinstance(space, getattr(gym.spaces, name))), type(space).__name__)

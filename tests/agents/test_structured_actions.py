@@ -20,12 +20,12 @@ from parl_like import (
     VectorAgent,
     create_algorithm_func,
 )
-from parl_like.algorithms import A2C, IMPALA, PPO
+from parl_like.algorithms import A2C, IMPALA, PPO, SAC
 from parl_like.algorithms.actor_critic import explorer_of
 from parl_like.drivers.workers.processes import Processes
 from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.envs.vector import make_vector_env
-from parl_like.models import MLPActorCritic, RecurrentActorCritic
+from parl_like.models import MLPActorCritic, MLPActorQ, RecurrentActorCritic
 from parl_like.models.heads import make_head
 from parl_like.values.errors import AgentFailed
 
@@ -343,3 +343,133 @@ def test_a_robot_of_one_line_takes_them():
         assert robot.tasks["RL"].learns
     with pytest.raises(ValueError, match="MLPQ: act is .*expected Discrete"):
         Robot.of("DQN", Pair)
+
+
+# -------------------------------------------------------------------------------------------------- off-policy: SAC and BDQ
+
+
+class Choices(gym.Env):
+    """Choices alone, of which an illegal one of `b` is an error: (1 if x > 0 in `a`, all of `b` like the sign of x)."""
+
+    action_space = Dict({"a": Discrete(2, start=5), "b": Tuple((MultiDiscrete([2, 3]), MultiBinary(1)))})
+    observation_space = Dict({"mask": Dict({"b": Tuple((MultiBinary(5),))}), "x": Box(-1, 1, (1,), np.float32)})
+
+    def obs(self):
+        self.x = self.np_random.uniform(-1, 1, 1).astype(np.float32)
+        return {"mask": {"b": (np.array([1, 1, 1, 1, 0], np.int8),)}, "x": self.x}
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.left = 10
+        return self.obs(), {}
+
+    def step(self, act):
+        two, flag = act["b"]
+        assert self.action_space.contains(act) and two[1] < 2, act
+        side = int(self.x[0] > 0)
+        self.left -= 1
+        rew = float(act["a"] - 5 == side) + float(two[0] == side) + float(two[1] == side) + float(flag[0] == side)
+        return self.obs(), rew / 4, False, self.left == 0, {}
+
+
+def test_values_and_policy_of_a_structured_action_worked_out_by_hand():
+    """π of `a` is (¾, ¼); q = (1, 2) of `a`, (0, 4, 8) of `b` (uniform), and the numbers are drawn."""
+    space = Dict({"a": Discrete(2), "b": MultiDiscrete([3]), "x": Box(-1, 1, (2,), np.float32)})
+    model = MLPActorQ(Box(-1, 1, (1,)), space, (4,), critics=1)
+    a, _, x = model.parts.heads
+    with torch.no_grad():
+        for head in model.parts.heads:
+            head.linear.weight.zero_()
+            head.linear.bias.zero_()
+        a.linear.bias.copy_(torch.tensor([math.log(3.0), 0.0]))
+    model.values = lambda obs, numbers: torch.tensor([[[1.0, 2.0, 0.0, 4.0, 8.0]]]).expand(1, len(obs), 5)
+    obs, noise = torch.zeros(1, 1), torch.tensor([[0.0, 1.0]])
+    numbers, p, log_p = model.parts(model.policy(obs), noise)
+    torch.testing.assert_close(p, torch.tensor([[0.75, 0.25, 1 / 3, 1 / 3, 1 / 3]]))
+    torch.testing.assert_close(numbers, torch.tensor([[0.0, math.tanh(1.0)]]))
+    torch.testing.assert_close(model.expected_q(obs, numbers, p), torch.tensor([[1.25 + 4.0]]))
+    expected = torch.tensor([[0.75 * math.log(0.75) + 0.25 * math.log(0.25)], [math.log(1 / 3)]])
+    torch.testing.assert_close(log_p[:2], expected)
+    torch.testing.assert_close(log_p[2], x.log_prob({"mean": torch.zeros(1, 2), "log_std": torch.zeros(1, 2)}, numbers))
+    act = Batch({"a": torch.tensor([1]), "b": torch.tensor([[2]]), "x": numbers})
+    assert model.q(obs, act).tolist() == [[2.0 + 8.0]]
+    torch.testing.assert_close(model.parts.entropies(obs), torch.tensor([0.98 * math.log(2), 0.98 * math.log(3), -2.0]))
+
+
+def test_default_entropies_count_legal_choices():
+    model = MLPActorQ(Choices.observation_space, Choices.action_space, (4,))
+    obs = Batch({"mask": {"b": {"0": torch.tensor([[1, 1, 1, 1, 0], [1, 1, 0, 1, 0]])}}, "x": torch.zeros(2, 1)})
+    wanted = [math.log(2), math.log(2) + math.log(2) / 2, math.log(2)]
+    torch.testing.assert_close(model.parts.entropies(obs), 0.98 * torch.tensor(wanted))
+
+
+@pytest.mark.parametrize("act", [Box(-1, 1, (2,), np.float32), Discrete(3)], ids=["Box", "Discrete"])
+def test_sac_on_an_action_of_one_part_is_sac_on_that_part(act):
+    """The same parameters after 20 updates; of choices with one critic, as the least of two is taken of the whole action."""
+    obs, critics = Box(-1, 1, (3,), np.float32), 1 if isinstance(act, Discrete) else 2
+    plain, parts = MLPActorQ(obs, act, (8,), critics=critics), MLPActorQ(obs, Dict({"a": act}), (8,), critics=critics)
+    for one, other in zip(parts.parameters(), plain.parameters(), strict=True):
+        one.data.copy_(other.data)
+    tasks = [ComputationTask(SAC(model, lr=0.01)) for model in (plain, parts)]
+    rng = np.random.default_rng(0)
+    for task in tasks:
+        task.algorithm.native_learn = lambda batch: None  # compiled loops draw the same noise, but round otherwise
+    for seed in range(20):
+        rows = {"obs": rng.normal(size=(8, 3)).astype(np.float32), "obs_next": rng.normal(size=(8, 3)).astype(np.float32),
+                "rew": rng.normal(size=8).astype(np.float32), "terminated": rng.random(8) < 0.2}
+        done = rng.integers(0, 3, 8) if critics == 1 else rng.uniform(-1, 1, (8, 2)).astype(np.float32)
+        for task, name in zip(tasks, ("act", "act.a"), strict=True):
+            task.algorithm.torch_rng.manual_seed(seed)
+            task.learn({**rows, name: done})
+    for one, other in zip(parts.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(tasks[0].algorithm.log_alpha, tasks[1].algorithm.log_alpha[0], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(("algorithm", "env"), [("SAC", Pair), ("SAC", Choices), ("REDQ", Choices), ("BDQ", Choices)])
+def test_off_policy_agents_act_and_learn(algorithm, env, tmp_path):
+    def build():
+        more = {"updates": 1} if algorithm == "REDQ" else {}
+        return Robot.of(algorithm, env, seed=1, n_agents=2, warmup=20, batch_size=8, learn_every=4, hidden=[8], trace=True,
+                        total_steps=100, **more)
+
+    with build() as robot, build() as other:
+        robot.run(50)
+        assert robot.tasks["RL"].learns > 5 and np.isfinite(robot.evaluate(2).returns).all()
+        robot.save(tmp_path / "c")
+        other.load(tmp_path / "c")
+        for one in (robot, other):
+            one.run(50)
+        assert robot.trace_hash() == other.trace_hash()
+        if algorithm == "SAC":
+            names = robot.tasks["RL"].algorithm.parts.names
+            assert all(f"RL/{key}.{name}" in robot.metrics() for key in ("entropy", "alpha") for name in names)
+
+
+def test_entropies_are_given_part_by_part():
+    with Robot.of("SAC", Pair, target_entropy=[0.5, -2.0], warmup=8, batch_size=8) as robot:
+        robot.run(20)
+        assert robot.tasks["RL"].algorithm.wanted_entropy(None).tolist() == [0.5, -2.0]
+    with pytest.raises(ValueError, match="target_entropy is -1.0; expected a number for each array of the action: 0, 1"):
+        Robot.of("SAC", Pair, target_entropy=-1.0)
+    with pytest.raises(ValueError, match="target_entropy is .*; expected one number"):
+        Robot.of("SAC", "Pendulum-v1", target_entropy=[-1.0])
+
+
+def test_an_unbounded_part_is_named():
+    with pytest.raises(ValueError, match=r"act.pair.1 is Box.*unbounded Box actions are taken by A2C"):
+        Robot.of("SAC", Crane)
+
+
+def test_bdq_is_refused_real_numbers():
+    with pytest.raises(ValueError, match="expected several choices.*Dict, Tuple actions are taken by .*SAC"):
+        Robot.of("BDQ", Pair)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("algorithm", "env", "least"), [("SAC", Pair, 9.0), ("SAC", Choices, 9.0), ("BDQ", Choices, 9.0)])
+def test_every_part_is_learned_off_policy(algorithm, env, least):
+    """All right in both parts earns 10 an episode; random play 5 of choices, below 2 of the pair."""
+    with Robot.of(algorithm, env, seed=0, n_agents=2, total_steps=4_000) as robot:
+        robot.run(4_000)
+        assert robot.evaluate(20).mean_return > least

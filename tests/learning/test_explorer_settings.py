@@ -3,6 +3,7 @@ it, or the assignment is refused by name."""
 
 import inspect
 
+import gymnasium as gym
 import numpy as np
 import pytest
 
@@ -15,10 +16,10 @@ KINDS = {name: kind for name in explorers.__all__ if isinstance(kind := getattr(
          and issubclass(kind, Explorer) and kind not in (Explorer, StructuredExplorer)}  # without arguments, and of others
 GIVEN = {"shape": 2, "n": A, "nvec": (2, 3), "features": 4, "std": 0.3, "epsilon": 0.5, "temperature": 1.0, "c": 1.0,
          "correlation": 0.5, "theta": 0.2, "dt": 1.0, "period": 5, "log_prob": False, "random_ties": True, "each": False,
-         "best": explorers.Categorical()}
+         "best": explorers.Categorical(), "act": gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.Discrete(3)})}
 OTHER = {"shape": 3, "n": 2, "nvec": (3, 2), "features": 3, "std": 0.9, "epsilon": 1.0, "temperature": 9.0, "c": 9.0,
          "correlation": 0.9, "theta": 0.9, "dt": 0.1, "period": 1, "log_prob": True, "random_ties": False, "each": True,
-         "best": explorers.Softmax()}
+         "best": explorers.Softmax(), "act": gym.spaces.Tuple([gym.spaces.Discrete(2)] * 2)}
 
 
 def given(name):
@@ -31,7 +32,7 @@ CASES = [(name, key) for name in KINDS for key in given(name)]
 def out_of(kind):
     """A prediction with all that explorers read."""
     rng = np.random.default_rng(1)
-    width = 5 if kind.startswith("Multi") else A
+    width = 5 if kind.startswith(("Multi", "Nested")) else A
     real = {key: rng.uniform(1.5, 2.0, (N, 2)).astype(np.float32) for key in ("alpha", "beta")}
     real |= {key: rng.uniform(-0.1, 0.1, (N, 2)).astype(np.float32) for key in ("mean", "log_std")}
     return {**real, "q": rng.normal(size=(N, width)), "logits": rng.normal(size=(N, width)).astype(np.float32),

@@ -22,11 +22,13 @@ ACTIONS = {
     "MultiBinary": [MultiBinary(2), MultiBinary((2, 1))],
     "Box": [Box(-2, 2, (2,), np.float32), Box(0, 5, (), np.float64), Box(0, 5, (2, 1), np.int64)],
     "unbounded Box": [Box(-INF, INF, (2,), np.float32), Box(np.float32([0, -1]), np.float32([INF, 1]))],
+    "Dict, Tuple of choices": [Dict({"a": Discrete(2, start=2), "b": Tuple((MultiDiscrete([2, 3]), MultiBinary(2)))})],
     "Dict, Tuple": [Dict({"a": Discrete(2), "b": Tuple((Box(-1, 1, (1,), np.float32), MultiBinary(2)))})],
 }
 OBSERVATIONS = {
     "Discrete": [Discrete(4)], "MultiDiscrete": [MultiDiscrete([2, 3])], "MultiBinary": [MultiBinary(3)], "Box": [NUMBERS],
     "unbounded Box": [Box(-INF, INF, (2,), np.float64)],
+    "Dict, Tuple of choices": [Tuple((Discrete(2), MultiBinary(2)))],
     "Dict, Tuple": [Dict({"a": NUMBERS, "b": Tuple((Discrete(2, start=3), MultiBinary(2)))})],
 }
 

@@ -38,6 +38,7 @@ from parl_like.learning.explorers.discrete import (
     GumbelSoftmax,
     MultiCategorical,
     MultiEpsilonGreedy,
+    NestedEpsilonGreedy,
     Softmax,
     Thompson,
     Weighted,
@@ -50,7 +51,8 @@ from parl_like.learning.explorers.uniform import random_actions
 
 __all__ = [
     "GREEDY", "GSDE", "KINDS", "NOISE_BLOCK", "UCB", "Beta", "BootstrappedHeads", "Candidates", "Categorical", "EpsilonGreedy",
-    "Explorer", "Gaussian", "GumbelSoftmax", "MultiCategorical", "MultiEpsilonGreedy", "Noise", "Noisy", "OrnsteinUhlenbeck",
-    "Softmax", "SquashedGaussian", "StructuredExplorer", "Thompson", "Weighted", "all_best", "best_actions", "legal", "log_beta",
-    "log_slope", "log_squashed", "n_logits", "one_of", "part_of", "random_actions", "sample_categorical",
+    "Explorer", "Gaussian", "GumbelSoftmax", "MultiCategorical", "MultiEpsilonGreedy", "NestedEpsilonGreedy", "Noise", "Noisy",
+    "OrnsteinUhlenbeck", "Softmax", "SquashedGaussian", "StructuredExplorer", "Thompson", "Weighted", "all_best",
+    "best_actions", "legal", "log_beta", "log_slope", "log_squashed", "n_logits", "one_of", "part_of", "random_actions",
+    "sample_categorical",
 ]  # fmt: skip

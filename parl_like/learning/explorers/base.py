@@ -11,6 +11,7 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.learning.action_spaces import nvec_of
 from parl_like.values import plain
 from parl_like.values.plain import State
 from parl_like.values.ranges import setting_of
@@ -119,11 +120,7 @@ def lacks(explorer: Explorer, name: str, out: Iterable[str]) -> str:
 
 def n_logits(act: gym.Space[object]) -> int:
     """Logits of a discrete action space: A, or the sum over the parts of a joint action. 0 for a continuous one."""
-    if isinstance(act, gym.spaces.Discrete):
-        return int(act.n)
-    if isinstance(act, gym.spaces.MultiDiscrete):
-        return int(act.nvec.sum())
-    return 2 * math.prod(act.shape) if isinstance(act, gym.spaces.MultiBinary) else 0
+    return sum(nvec_of(act))
 
 
 def legal(mask: Rows, nvec: Sequence[int] | None = None) -> Rows:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import gymnasium as gym
 import numpy as np
 
+from parl_like.learning.action_spaces import nvec_of
 from parl_like.learning.explorers import _sample
 from parl_like.learning.explorers.base import GREEDY, Explorer, legal, read
 from parl_like.learning.schedule import Schedule, value_of
-from parl_like.values.spec import Array, Spec
+from parl_like.values.spec import Array, Spec, leaf_spaces
 
 
 def best_actions(values: Array, mask: Array | None) -> Array:
@@ -140,6 +142,31 @@ class MultiEpsilonGreedy(EpsilonGreedy):
         parts = [super(MultiEpsilonGreedy, self).act({name: block[i] for name, block in blocks.items()}, noise[:, i])["act"]
                  for i in range(len(self.nvec))]
         return {"act": np.stack(parts, axis=1)}
+
+
+class NestedEpsilonGreedy(MultiEpsilonGreedy):
+    """`MultiEpsilonGreedy` for a Dict or Tuple: `q` [N, Σ nvec] has the choices of all its arrays side by side.
+
+    Args:
+        act: The action space; each of its arrays is a choice, or several.
+        epsilon: As for `EpsilonGreedy`.
+    """
+
+    settings = ("arrays",)
+
+    def __init__(self, act: gym.Space[object], epsilon: float | Schedule | Sequence[float] = 0.1) -> None:
+        self.arrays = tuple((name, tuple(nvec_of(space)), isinstance(space, gym.spaces.Discrete))
+                            for name, space in leaf_spaces(act, "act"))
+        super().__init__([n for _, nvec, _ in self.arrays for n in nvec], epsilon)
+
+    def act(self, out: Mapping[str, Array], noise: Array) -> dict[str, Array]:
+        q = read(out, "q", self)
+        masks = [out.get(name.replace("act", "mask", 1), np.ones((len(q), sum(nvec)), bool)) for name, nvec, _ in self.arrays]
+        act, begin, made = super().act({"q": q, "mask": np.concatenate(masks, 1)}, noise)["act"], 0, {}
+        for name, nvec, is_one in self.arrays:
+            end = begin + len(nvec)
+            made[name], begin = act[:, begin] if is_one else act[:, begin:end], end
+        return made
 
 
 class Categorical(Explorer):
