@@ -40,6 +40,7 @@ from parl_like.algorithms.rem import REM
 from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.tables.bandits import EpsilonGreedyBandit, GradientBandit, ThompsonBandit, UCBBandit
 from parl_like.algorithms.tables.monte_carlo import MonteCarlo, MonteCarloPrediction
+from parl_like.algorithms.tables.options import OptionCritic
 from parl_like.algorithms.tables.planning import DynaQ, PrioritizedSweeping
 from parl_like.algorithms.tables.prediction import TD, NStepTD
 from parl_like.algorithms.tables.psrl import PSRL
@@ -57,6 +58,6 @@ __all__ = [
     "ActorCritic", "AlphaZero", "BasicDQN", "BootstrappedDQN", "CrossQ", "DiscreteBCQ", "DiscreteCQL", "DoubleQLearning", "DroQ",
     "DynaQ",
     "DynamicsLearner", "EnsembleLearner", "EpsilonGreedyBandit", "ExpectedSARSA", "GradientBandit", "MonteCarlo",
-    "MonteCarloPrediction", "NStepQ", "NStepTD", "PrioritizedSweeping", "QLambda", "QLearning", "Rainbow", "SARSALambda",
-    "Stream", "ThompsonBandit", "UCBBandit", "WorldModel",
+    "MonteCarloPrediction", "NStepQ", "NStepTD", "OptionCritic", "PrioritizedSweeping", "QLambda", "QLearning", "Rainbow",
+    "SARSALambda", "Stream", "ThompsonBandit", "UCBBandit", "WorldModel",
 ]  # fmt: skip

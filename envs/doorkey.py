@@ -95,7 +95,7 @@ class DoorKey(gym.Env[Any, Any]):
         env = self.grid_env
         return {
             "grid": env.grid.encode(), "places": self.places, "pos": [int(x) for x in env.agent_pos], "dir": int(env.agent_dir),
-            "carrying": None if env.carrying is None else [int(x) for x in env.carrying.encode()], "steps": env.step_count,
+            "carrying": [0, 0, 0] if env.carrying is None else [int(x) for x in env.carrying.encode()], "steps": env.step_count,
             "rng": rng_state(self.np_random), "grid_rng": rng_state(env.np_random),
         }  # fmt: skip
 
@@ -115,7 +115,7 @@ class DoorKey(gym.Env[Any, Any]):
         set_rng_state(env.np_random, state["grid_rng"])
         env.grid, self.places = Grid.decode(state["grid"])[0], state["places"]
         env.agent_pos, env.agent_dir, env.step_count = tuple(state["pos"]), state["dir"], state["steps"]
-        env.carrying = None if state["carrying"] is None else WorldObj.decode(*state["carrying"])
+        env.carrying = WorldObj.decode(*state["carrying"]) if any(state["carrying"]) else None
 
     def render(self) -> Any:
         return self.grid_env.render()

@@ -33,7 +33,7 @@ from parl_like.models.lstm_attention import LSTMAttention
 from parl_like.models.mlp import MLP, MLPQ, EnsembleMLP, MLPActorCritic
 from parl_like.models.planner import Planner
 from parl_like.models.recurrent import RecurrentActorCritic, RecurrentQ
-from parl_like.models.tabular import QTable, VTable
+from parl_like.models.tabular import OptionTable, QTable, VTable
 from parl_like.models.team import MLPCentralActorCritic, MLPTeamActorQ, MLPTeamMix, MLPTeamQ
 from parl_like.models.thinker_net import ThinkerNet
 
@@ -69,6 +69,7 @@ __all__ = [
     "MLPTeamMix",
     "MLPTeamQ",
     "MultiCategoricalHead",
+    "OptionTable",
     "Planner",
     "QTable",
     "RecurrentActorCritic",

@@ -133,3 +133,55 @@ class VTable(StateTable):
         """The values of states [N], or of one."""
         values: Array = self.table[obs]
         return values
+
+
+class OptionTable(ArrayModel):
+    """Options of a finite problem: their values, their policies, and when each ends; all 0 before anything is learned.
+
+    Args:
+        obs, act: Discrete spaces of S states, from 0, and A actions.
+        options: O.
+
+    Attributes:
+        table: [S, O] float64, Q. inside: [S, O, A], Q_U. theta: [S, O, A], logits of the policies. ending: [S, O], ϑ.
+        act_space: MultiDiscrete: what a row's `act` is, (option, action).
+
+    Raises:
+        ValueError: a space is another one, `options` is below 1, or an array would be too large.
+    """
+
+    table: Array
+    inside: Array
+    theta: Array
+    ending: Array
+
+    def __init__(self, obs: gym.Space[Any], act: gym.Space[Any], options: int = 4) -> None:
+        if not (isinstance(obs, gym.spaces.Discrete) and isinstance(act, gym.spaces.Discrete)) or obs.start or act.start:
+            raise ValueError(f"OptionTable: spaces are {obs} and {act}; expected Discrete ones, of states and actions from 0 on")
+        if options < 1:
+            raise ValueError(f"OptionTable: options is {options}; expected at least 1")
+        n, n_actions = int(obs.n), int(act.n)
+        super().__init__(obs, gym.spaces.MultiDiscrete([options, n_actions]))
+        for name, shape in (("table", (n, options)), ("inside", (n, options, n_actions)), ("theta", (n, options, n_actions)),
+                            ("ending", (n, options))):
+            check_array(f"OptionTable: {name!r} of {n} states, {options} options and {n_actions} actions", *shape,
+                        dtype=np.float64, lower="the number of states")
+            self.add_array(name, np.zeros(shape))
+
+    def q(self, obs: Any) -> Array:
+        """The values of all options in states [N], or in one: [N, O] or [O]; of one a view."""
+        values: Array = self.table[obs]
+        return values
+
+    def logits(self, obs: Any) -> Array:
+        """θ in states [N], or in one: [N, O, A] or [O, A]; of one a view."""
+        logits: Array = self.theta[obs]
+        return logits
+
+    def end(self, obs: Any) -> Array:
+        """β in states [N], or in one: [N, O] or [O]."""
+        return np.asarray(0.5 * (1.0 + np.tanh(0.5 * self.ending[obs])))
+
+    def reset_parameters(self) -> None:
+        for name in ("table", "inside", "theta", "ending"):
+            getattr(self, name).fill(0.0)

@@ -16,6 +16,8 @@ Both tasks learn whenever their own helper says so, and nothing but the goal pas
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any
 
@@ -40,6 +42,27 @@ GOAL_EXTRAS = (DURATION, Spec("left", (), np.dtype(np.int64), 0, 2))
 (`Left`)."""
 
 
+@dataclass(slots=True)
+class Followed:
+    """The outcome of an action, or of a goal that was followed until it was left.
+
+    Attributes:
+        obs: The observation then. rew: Σ γᵏ r_k. duration: steps of the environment. left: why it was left.
+        terminated, truncated: Whether the episode ended, and how.
+    """
+
+    obs: Any
+    rew: float
+    duration: int
+    left: Left
+    terminated: bool
+    truncated: bool
+
+    def extra(self) -> dict[str, int]:
+        """Return the columns `GOAL_EXTRAS` of the goal's row."""
+        return {"duration": self.duration, "left": int(self.left)}
+
+
 class GoalAgent(Agent):
     """Chooses a goal, follows it for at least one step until it is achieved, aborted or the episode ends, and chooses the next.
 
@@ -50,12 +73,19 @@ class GoalAgent(Agent):
     goal a new beginning. So the value of one goal never leaks into that of another. It sees the time limit of the environment as
     a cut, too.
 
+    More levels are more of the same: with `below`, the task that follows a goal sets goals itself, which that one follows.
+    Rows of the middle level have a duration then, so `GOAL_EXTRAS` belong to both helpers.
+
     Attributes:
+        tasks: Who chooses goals, and who follows them. below: Another `GoalAgent`, whose first task is the second of these: it
+            says when its goals are left, and what a step towards them is worth, and is no agent of the robot's.
         goal: The one that is followed; None: none was chosen yet.
         goal_horizon: Steps after which a goal is aborted; None: never.
         goal_gamma: γ per step inside a goal; None: that of the goal's own algorithm, 1 where it has none. 1 sums the rewards.
     """
 
+    tasks: tuple[str, str] = ("goal", "RL")
+    below: GoalAgent | None = None
     goal: Any = None
     goal_horizon: int | None = None
     goal_gamma: float | None = None
@@ -73,16 +103,16 @@ class GoalAgent(Agent):
         return float(self.goal_achieved(obs_next, goal))
 
     def goal_obs(self, obs: Any, prev_goal: Any) -> Any:
-        """Return what task 'goal' sees."""
+        """Return what the task that chooses goals sees."""
         return {"obs": obs, "prev_goal": prev_goal}
 
     def worker_obs(self, obs: Any, goal: Any) -> Any:
-        """Return what task 'RL' sees."""
+        """Return what the task that follows them sees."""
         return {"obs": obs, "goal": goal}
 
     def first_goal(self) -> Any:
         """The `prev_goal` of an episode's beginning: zero, or the first value of a Discrete space."""
-        space = self.helpers["goal"].model.act_space
+        space = self.helpers[self.tasks[0]].model.act_space
         return int(space.start) if isinstance(space, gym.spaces.Discrete) else np.zeros(space.shape, space.dtype)
 
     def goal_name(self, goal: Any) -> str:
@@ -90,39 +120,51 @@ class GoalAgent(Agent):
         return str(goal)
 
     def caption(self) -> str:
-        return "" if self.goal is None else f"goal: {self.goal_name(self.goal)}   (chosen by task 'goal')"
+        if self.goal is None:
+            return ""
+        own = f"goal: {self.goal_name(self.goal)}   (chosen by task {self.tasks[0]!r})"
+        return own if self.below is None else f"{own}   {self.below.caption()}".rstrip()
 
     def run_one_episode(self) -> None:
         self.goal = None
         obs, _ = self.env.reset()
-        goal, done = self.first_goal(), False
+        if self.below is not None:
+            self.below.env, self.below.helpers = self.env, self.helpers
+        goal, done, chooser = self.first_goal(), False, self.helpers[self.tasks[0]]
         while not done:
-            prev_goal, goal = goal, self.helpers["goal"].predict(self.goal_obs(obs, goal))
-            obs, done = self.follow(obs, goal, prev_goal)
+            prev_goal, goal = goal, chooser.predict(self.goal_obs(obs, goal))
+            step = self.follow(obs, goal)
+            chooser.store(self.goal_obs(obs, prev_goal), goal, step.rew, self.goal_obs(step.obs, goal), step.terminated,
+                          step.truncated, extra=step.extra())
+            obs, done = step.obs, step.terminated or step.truncated
 
-    def follow(self, start: Any, goal: Any, prev_goal: Any) -> tuple[Any, bool]:
-        """Acts under one goal until it is left, and stores both levels' rows. Returns the observation then, and whether the
-        episode ended."""
-        chooser, worker, self.goal = self.helpers["goal"], self.helpers["RL"], goal
+    def follow(self, start: Any, goal: Any) -> Followed:
+        """Act under one goal until it is left, and store the rows of the task that follows it. Return what came of it."""
+        chooser, worker, self.goal = self.helpers[self.tasks[0]], self.helpers[self.tasks[1]], goal
         gamma = float(getattr(chooser.task.algorithm, "gamma", 1.0)) if self.goal_gamma is None else self.goal_gamma
         obs, rew, scale, steps, left = start, 0.0, 1.0, 0, None
         while left is None:
             act = worker.predict(self.worker_obs(obs, goal))
-            obs_next, r, terminated, truncated, info = self.env.step(act)
-            rew, scale, steps = rew + scale * r, scale * gamma, steps + 1
-            if self.goal_achieved(obs_next, goal):
+            step, info = self.act(obs, act)
+            rew, scale, steps = rew + scale * step.rew, scale * gamma**step.duration, steps + step.duration
+            if self.goal_achieved(step.obs, goal):
                 left = Left.ACHIEVED
-            elif self.aborted(obs_next, goal, steps):
+            elif self.aborted(step.obs, goal, steps):
                 left = Left.ABORTED
-            elif terminated or truncated:
+            elif step.terminated or step.truncated:
                 left = Left.EPISODE_END
             worker.store(
-                self.worker_obs(obs, goal), act, self.intrinsic_reward(obs, goal, obs_next), self.worker_obs(obs_next, goal),
-                terminated or left == Left.ACHIEVED, truncated or left == Left.ABORTED, info,
+                self.worker_obs(obs, goal), act, self.intrinsic_reward(obs, goal, step.obs), self.worker_obs(step.obs, goal),
+                step.terminated or left == Left.ACHIEVED, step.truncated or left == Left.ABORTED, info,
+                extra=None if self.below is None else step.extra(),
             )
-            obs = obs_next
-        chooser.store(
-            self.goal_obs(start, prev_goal), goal, rew, self.goal_obs(obs, goal), terminated, truncated,
-            extra={"duration": steps, "left": int(left)},
-        )
-        return obs, terminated or truncated
+            obs = step.obs
+        return Followed(obs, rew, steps, left, step.terminated, step.truncated)
+
+    def act(self, obs: Any, act: Any) -> tuple[Followed, Mapping[str, Any] | None]:
+        """Do what the task that follows a goal has chosen: an action, or a goal of the level below. Return what came of it, and
+        the info of a step."""
+        if self.below is not None:
+            return self.below.follow(obs, act), None
+        obs_next, rew, terminated, truncated, info = self.env.step(act)
+        return Followed(obs_next, rew, 1, Left.EPISODE_END, terminated, truncated), info

@@ -2,7 +2,8 @@
 
 In DoorKey rooms nothing is paid until a key was fetched, a door unlocked and the exit reached, which a single policy hardly ever
 does by chance. A worker that is paid for each of these three trips soon knows them; from then on the goal task needs only their
-right order, which random orders find often. Scores: docs/robots.md.
+right order, which random orders find often. `levels=3` has a task between the two, which leads to a thing cell by cell: then the
+worker learns no way at all, but to enter the next cell, or to use what is there. Scores: docs/robots.md, docs/skills.md.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.factory import create_algorithm_func
 from parl_like.learning.span import Span
 from parl_like.models.mlp import MLPActorCritic
-from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
+from parl_like.robots.goal_agent import GOAL_EXTRAS, Followed, GoalAgent
 from parl_like.robots.settings import Parts, optimiser_steps
 from parl_like.robots.spaces import PartsConfig, Positive, made_anew, robot_with
 from parl_like.run.robot import Robot
@@ -37,14 +38,18 @@ class Config(PartsConfig, frozen=True, kw_only=True):
 
     Attributes:
         hierarchy: False: one PPO policy on the environment's own reward and the same observation, everything else equal.
+        levels: Of a hierarchy: 2, or 3 with the task `way`.
         size: Of the square room, walls included. max_steps: Steps after which an episode is cut.
         horizon: Steps after which a goal is given up.
+        cell_horizon: Steps after which the way to the next cell is given up.
     """
 
     hierarchy: bool = True
+    levels: Annotated[int, Meta(ge=2, le=3)] = 2
     size: Annotated[int, Meta(ge=5, le=16)] = 8
     max_steps: Positive = 300
     horizon: Positive = 30
+    cell_horizon: Positive = 5
 
 
 def way(obs: Any, goal: int) -> Any:
@@ -75,6 +80,66 @@ class KeyAgent(GoalAgent):
         if self.goal_achieved(obs_next, goal):
             return 1.0
         return float(np.abs(way(obs, goal)).sum() - np.abs(way(obs_next, goal)).sum())
+
+
+HEADINGS = np.array([[1, 0], [0, 1], [-1, 0], [0, -1]])
+"""MiniGrid's: east, south, west, north, as steps (x, y)."""
+
+
+def ways(obs: Any) -> Any:
+    """Return the ways to the three things, [3, 2] (east, south), as shares of the room's size."""
+    east, south = HEADINGS[int(obs[:4].argmax())]
+    return obs[11:17].reshape(3, 2) @ np.array([[east, south], [-south, east]], np.float32)
+
+
+class CellAgent(GoalAgent):
+    """Goals are the four directions, MiniGrid's numbers of headings: be in the next cell there, or have used what is there.
+    A goal is given up in another cell, and at the horizon.
+
+    Attributes:
+        start: The observation in which the goal was chosen.
+    """
+
+    tasks = ("way", "RL")
+    start: Any = None
+
+    def __init__(self, size: int, horizon: int) -> None:
+        self.size, self.goal_horizon = size, horizon
+
+    def follow(self, start: Any, goal: Any) -> Followed:
+        self.start = start
+        return super().follow(start, goal)
+
+    def worker_obs(self, obs: Any, goal: Any) -> Any:
+        """Return what lies ahead, key, door, and where the goal is: ahead, to the right, behind, to the left; [11] float32."""
+        return np.concatenate([obs[4:11], np.eye(4, dtype=np.float32)[(goal - int(obs[:4].argmax())) % 4]])
+
+    def moved(self, obs: Any) -> Any:
+        """Return the cells (east, south) since the goal was chosen."""
+        return np.rint((ways(self.start)[EXIT] - ways(obs)[EXIT]) * self.size).astype(int)
+
+    def goal_name(self, goal: Any) -> str:
+        return ("east", "south", "west", "north")[int(goal)]
+
+    def goal_achieved(self, obs: Any, goal: Any) -> bool:
+        used = bool((obs[9:11] != self.start[9:11]).any()) and int(obs[:4].argmax()) == goal
+        return used or bool((self.moved(obs) == HEADINGS[goal]).all())
+
+    def aborted(self, obs: Any, goal: Any, steps: int) -> bool:
+        return bool(self.moved(obs).any()) or super().aborted(obs, goal, steps)
+
+
+class WayAgent(KeyAgent):
+    """A `KeyAgent` whose worker chooses the next cell, which a `CellAgent` below it gets."""
+
+    tasks = ("goal", "way")
+
+    def __init__(self, horizon: int, size: int, cell_horizon: int) -> None:
+        super().__init__(horizon)
+        self.below = CellAgent(size, cell_horizon)
+
+    def worker_obs(self, obs: Any, goal: Any) -> Any:
+        return np.concatenate([obs, np.eye(3, dtype=np.float32)[goal], ways(obs).ravel()])
 
 
 def build(config: Config) -> Robot:
@@ -113,8 +178,16 @@ def build(config: Config) -> Robot:
         raise ConfigError(f"Config: {error}") from None
     if not config.hierarchy:
         return robot_with(config, room, {"RL": learner("RL", 17, actions, 1.0, unroll=64)}, Agent, parts=parts)
+    things = partial(learner, "goal", 20, gym.spaces.Discrete(3), 2.0 / config.horizon, GOAL_EXTRAS)
+    if config.levels == 3:
+        tasks = {
+            "goal": things(unroll=4),
+            "way": learner("way", 26, gym.spaces.Discrete(4), 0.5, GOAL_EXTRAS, unroll=16, gamma=0.95),
+            "RL": learner("RL", 11, actions, 1.0, unroll=16, gamma=0.9),
+        }
+        return robot_with(config, room, tasks, partial(WayAgent, config.horizon, config.size, config.cell_horizon), parts=parts)
     tasks = {
-        "goal": learner("goal", 20, gym.spaces.Discrete(3), 2.0 / config.horizon, GOAL_EXTRAS, unroll=8),
+        "goal": things(unroll=8),
         "RL": learner("RL", 22, actions, 1.0, unroll=64, gamma=0.95),  # a worker's episodes are short
     }
     return robot_with(config, room, tasks, partial(KeyAgent, config.horizon), parts=parts)

@@ -35,7 +35,7 @@ evaluation after training. Where there is no mark, a link leads to the page with
 of `python -m benchmarks.solvers`, whose scores are −`nash_conv`."""
 
 ROBOTS = {"BC": ["nfsp"], "DQN": ["self_play"], "DynamicsLearner": ["auxiliary"], "WorldModel": ["thinker", "thinker_shared"],
-          "PPO": ["hierarchy"]}
+          "PPO": ["hierarchy"], "OptionCritic": ["options"]}
 """Class → the robots of several tasks that it is part of, where these have other names."""
 
 
@@ -127,7 +127,8 @@ def trained() -> dict[str, list[str]]:
     for key, trained in experiments_of().items():
         for name in trained:
             seen = found[name]
-            pages = [page for page in ("robots.md", "games.md", "search.md", "offline.md", "thinker.md", "thinker-published.md")
+            pages = [page for page in ("robots.md", "games.md", "search.md", "offline.md", "skills.md", "thinker.md",
+                                         "thinker-published.md")
                      if f"`{name}`" in (PAGE.parent / page).read_text(encoding="utf-8")]
             unit = "iterations" if name in solvers.ROWS else "steps"
             told = (f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} {unit}, "

@@ -53,6 +53,45 @@ def test_twenty_steps_with_goals_of_seven():
     assert goal["terminated"].tolist() == [False, False, True] and not goal["truncated"].any()
 
 
+def three_levels(ahead=2):
+    """A middle level, whose goals are `ahead` places from here, between the two; returns the robot after an episode."""
+    space = gym.spaces.Dict({"obs": POSITION, "goal": PLACES})
+    way = Recorder(Plain(space, PLACES), lambda obs: obs["obs"][:, 0].long() + ahead)
+
+    class Upper(Walker):
+        tasks = ("goal", "way")
+
+        def __init__(self):
+            self.below = type("Lower", (Walker,), {"tasks": ("way", "RL")})()
+
+    made = tasks()
+    made["way"] = ComputationTask(way, lambda: OffPolicyHelper(size=100, batch_size=1, learn_every=1, extras=GOAL_EXTRAS))
+    robot = Robot(lambda: Corridor(20), tasks=made, agent=Upper)
+    robot.run(StopAfterEpisodes(1))
+    robot.close()
+    return robot
+
+
+def test_three_levels_are_the_same_pieces_once_more():
+    """Goals of 7 places are reached by goals of 2: at place 8, where an upper goal is achieved, and 16."""
+    robot = three_levels()
+    goal, way = rows(robot, "goal"), rows(robot, "way")
+    assert goal["obs.obs"][:, 0].tolist() == [0, 8, 16] and goal["duration"].tolist() == [8, 8, 4]
+    assert goal["rew"].tolist() == [8.0, 8.0, 4.0]
+    assert way["obs.obs"][:, 0].tolist() == list(range(0, 20, 2)) and way["duration"].tolist() == [2] * 10
+    assert way["obs.goal"].tolist() == [7] * 4 + [15] * 4 + [23] * 2 and way["act"].tolist() == list(range(2, 21, 2))
+    # to the middle level each upper goal is an episode, which pays where it is achieved
+    assert way["terminated"].tolist() == [False, False, False, True] * 2 + [False, True]
+    assert way["rew"].tolist() == [0, 0, 0, 1] * 2 + [0, 0]
+    assert way["left"].tolist() == [Left.ACHIEVED] * 10
+    assert robot.tasks["RL"].algorithm.updates_seen[-1]["obs.goal"].tolist() == [16, 18, 18, 20, 20]
+
+
+def test_a_middle_level_whose_goals_last_a_step_changes_nothing_above():
+    one, other = rows(three_levels(ahead=1), "goal"), rows(episode(), "goal")
+    assert one.keys() == other.keys() and all(np.array_equal(one[name], other[name]) for name in one)
+
+
 def test_each_level_learns_on_its_own_schedule():
     robot = episode()
     assert robot.tasks["RL"].learns == 20 // 5 and robot.tasks["goal"].learns == 3

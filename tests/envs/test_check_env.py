@@ -18,6 +18,7 @@ from parl_like.envs.atari import Atari
 from parl_like.envs.bit_flip import BitFlip
 from parl_like.envs.deep_sea import DeepSea
 from parl_like.envs.doorkey import DoorKey
+from parl_like.envs.four_rooms import FourRooms
 from parl_like.envs.games import GameEnv, Kuhn, Leduc, TicTacToe
 from parl_like.envs.games.all_seats import AllSeats
 from parl_like.envs.joint import Joint
@@ -137,6 +138,7 @@ CASES = {
     TableEnv: [lambda: TableEnv.from_gymnasium(gym.make("FrozenLake-v1")),
                lambda: TableEnv.from_gymnasium(gym.make("CliffWalking-v1"))],
     RandomWalk: [lambda: RandomWalk(render_mode="ansi")],
+    FourRooms: [lambda: FourRooms(render_mode="ansi"), lambda: FourRooms(62, 89, 10)],
     Maze: [lambda: Maze(render_mode="ansi")], NChain: [NChain], RiverSwim: [RiverSwim], BlackjackTable: [BlackjackTable],
     Testbed: [lambda: Testbed(5), lambda: gym.make("Testbed-v0")],
     GameEnv: [lambda game=game: GameEnv(game(), player=None, illegal=-1.0, render_mode="ansi") for game in (Kuhn, Leduc,

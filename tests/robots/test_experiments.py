@@ -71,8 +71,10 @@ def in_pieces(name):
     """Of those that act long before they pause: so much that there is a pause, and as much again behind it."""
     config = experiments.get(name).config
     defaults = single.DEFAULTS.get(config.get("algorithm"), {})
-    if defaults.get("helper") == "OnlineHelper":
+    if defaults.get("helper") == "OnlineHelper" or experiments.get(name).robot == "options":
         return {"total_steps": 4096}  # each agent takes 256 steps at a time
+    if config.get("levels") == 3:
+        return {"horizon": 8}  # short goals, for rows of which the highest level learns
     return {"unroll": 32} if config.get("unroll", 0) > 100 else {}
 
 
