@@ -15,6 +15,7 @@ from parl_like.algorithms.cql import CQL, DiscreteCQL
 from parl_like.algorithms.crossq import CrossQ
 from parl_like.algorithms.crr import CRR
 from parl_like.algorithms.ddpg import DDPG, TD3
+from parl_like.algorithms.decision_transformer import DecisionTransformer
 from parl_like.algorithms.dqn import DQN, BasicDQN
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.evolution import ARS, CEM, ES
@@ -55,8 +56,8 @@ __all__ = [
     "A2C", "APPO", "ARS", "BC", "BCQ", "BDQ", "C51", "CEM", "CQL", "CRR", "DDPG", "DQN", "ES", "FQF", "GAIL", "IMPALA", "IQL",
     "IQN", "MADDPG", "MAPPO", "MARWIL", "MBPO", "MDQN", "MPO", "NPG", "OAC", "PLAS", "PPG", "PPO", "PSRL", "QMIX", "QRDQN",
     "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD", "TD3", "TD3BC", "TQC", "TRPO", "VDN", "VMPO",
-    "ActorCritic", "AlphaZero", "BasicDQN", "BootstrappedDQN", "CrossQ", "DiscreteBCQ", "DiscreteCQL", "DoubleQLearning", "DroQ",
-    "DynaQ",
+    "ActorCritic", "AlphaZero", "BasicDQN", "BootstrappedDQN", "CrossQ", "DecisionTransformer", "DiscreteBCQ", "DiscreteCQL",
+    "DoubleQLearning", "DroQ", "DynaQ",
     "DynamicsLearner", "EnsembleLearner", "EpsilonGreedyBandit", "ExpectedSARSA", "GradientBandit", "MonteCarlo",
     "MonteCarloPrediction", "NStepQ", "NStepTD", "OptionCritic", "PrioritizedSweeping", "QLambda", "QLearning", "Rainbow",
     "SARSALambda", "Stream", "ThompsonBandit", "UCBBandit", "WorldModel",

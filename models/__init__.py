@@ -8,6 +8,7 @@ from parl_like.models.actor_q import MLPActorQ
 from parl_like.models.behavior import MLPImitationQ, MLPLatentActorQ
 from parl_like.models.bootstrapped import MLPBootstrappedQ
 from parl_like.models.branching import MLPBranchingQ
+from parl_like.models.causal import CausalTransformer
 from parl_like.models.conv import ConvActorCritic, ConvQ, ConvTrunk
 from parl_like.models.cross_q import MLPCrossQ
 from parl_like.models.distributional import (
@@ -42,6 +43,7 @@ __all__ = [
     "MLPQ",
     "BetaHead",
     "CategoricalHead",
+    "CausalTransformer",
     "ConvActorCritic",
     "ConvCategoricalQ",
     "ConvFractionQ",

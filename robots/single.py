@@ -108,6 +108,7 @@ DEFAULTS: dict[str, dict[str, Any]] = {
             "OffPolicyHelper.random_steps": 1_000},
     "DDPG": {**OFF_POLICY, "MLPActorQ.policy": "deterministic", "MLPActorQ.critics": 1},
     "DiscreteCQL": values_of("DiscreteCQL"), "DiscreteBCQ": values_of("DiscreteBCQ", "MLPImitationQ", "MLPImitationQ"),
+    "DecisionTransformer": {"models": ("CausalTransformer",), "helper": "OffPolicyHelper"},
     "CQL": OFF_POLICY, "CRR": OFF_POLICY, "IQL": {**OFF_POLICY, "MLPActorQ.value": True},
     "TD3BC": {**OFF_POLICY, "MLPActorQ.policy": "deterministic"},
     "PLAS": {**OFF_POLICY, "models": ("MLPLatentActorQ",)},

@@ -201,6 +201,16 @@ class Acting:
         if self.noise is not None:
             self.noise.memory = value[n:]
 
+    def earn(self, rew: Any, mask: Array | None) -> None:
+        """Add the reward of the newest step to the part of the memory that counts rewards; of a vector environment [n], of the
+        environments in `mask` [n], None: all."""
+        at = list(self.format.state).index(f"state.{self.context.model.reward_state}")
+        if self._vector:
+            self.state[at][...] += np.asarray(rew, np.float32) * (1 if mask is None else mask)
+        else:
+            earned: Any = np.float32(self.state[at] + rew)
+            self.state = (*self.state[:at], earned, *self.state[at + 1 :])
+
     # ------------------------------------------------------------------------------------- a row whose step is not complete
 
     def waiting(self, act: object) -> dict[str, object]:

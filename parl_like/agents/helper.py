@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import gymnasium as gym
@@ -105,6 +106,8 @@ class AgentHelper(UpdateSchedule):
             self._check_buffer(context.buffer)
         if type(self).predict is AgentHelper.predict:
             self.predict = self.acting.predict  # type: ignore[method-assign]  # hot: a call less, 3 % of a request
+        if context.model.reward_state:
+            self.store = partial(_earned, self.acting, self.store)  # type: ignore[method-assign]
         self.bound = True
 
     def pre_episode(self, agent: UsersAgent) -> None:
@@ -246,3 +249,11 @@ class AgentHelper(UpdateSchedule):
         self.acting.load_state_dict(state)
         self.writer.load_state_dict(state)
         set_rng_state(self.rng, state["rng"])
+
+
+def _earned(acting: Acting, store: Callable[..., None], obs: object, act: object, rew: object, obs_next: object,
+            terminated: object, truncated: object, info: Mapping[str, object] | None = None, mask: Array | None = None,
+            extra: Mapping[str, object] | None = None) -> None:
+    """`store` of a helper whose model counts rewards in its memory: they count before the step is stored, which may wait."""
+    acting.earn(rew, mask)
+    store(obs, act, rew, obs_next, terminated, truncated, info, mask, extra)

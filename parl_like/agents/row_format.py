@@ -73,7 +73,7 @@ class RowFormat:
 
     Attributes:
         inputs: Names of the observation's leaves as the model gets them. raw: as they come and are stored, with their specs.
-        state: The specs of a recurrent model's memory.
+        state: The specs of a recurrent model's memory. memory: those of them that rows have.
         plain: One array without transforms: observations pass as they are.
     """
 
@@ -83,6 +83,7 @@ class RowFormat:
         inputs: dict[str, Spec] = self._model.inputs()
         self.inputs = [n for n in inputs if is_part(n, "obs")]
         self.state = {n: s for n, s in inputs.items() if n.startswith("state")}
+        self.memory = self.state if context.window.memory else {}
         self._obs_space: gym.Space[object] | None = None  # of raw observations, where it is not the model's
         self.raw = self._raw(transforms, obs_space, inputs) if len(transforms) else {n: inputs[n] for n in self.inputs}
         self.raw_names = list(self.raw)
@@ -162,6 +163,6 @@ class RowFormat:
         specs += [Spec("rew", reward_shape(self._env), np.dtype(np.float64))]
         specs += [Spec(name, (), np.dtype(bool)) for name in FLAGS]
         specs += [Spec("obs_next" + n[3:], s.shape, s.dtype) for n, s in self.raw.items()]
-        specs += self.state.values()
+        specs += self.memory.values()
         specs += [Spec("policy.log_prob", (), np.dtype(np.float32))] * policy
         return [*specs, *[PARAM_VERSION] * version, *[ORIGIN_FIELDS[name] for name in origins], *extras]

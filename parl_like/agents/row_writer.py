@@ -51,7 +51,7 @@ class RowWriter:
         self.origins = RowOrigins([name for name in window.fields if name in ORIGIN_FIELDS], numbers, lambda: acting.steps)
         outputs = context.task.policy_specs if buffer is not None and (policy or not options.policy_required) else ()
         self._kept = KeptColumns(context.where, outputs, options.store_info, len(lanes) if agent.vector else 0)
-        self._has_more = bool(self.format.state or policy or self._versioned or self.origins.names or options.extras
+        self._has_more = bool(self.format.memory or policy or self._versioned or self.origins.names or options.extras
                               or self._kept.specs)
 
     def columns(self) -> list[Spec]:
@@ -134,7 +134,7 @@ class RowWriter:
     def _more(self, act: object, extra: Mapping[str, object], info: Any, terminated: Any, truncated: Any) -> tuple[object, ...]:
         """Memory before the action, its log-probability, the version of the parameters, the origins, what else is kept, and the
         extras: the columns after `obs_next`."""
-        values: tuple[object, ...] = self.acting.stored_state
+        values: tuple[object, ...] = self.acting.stored_state if self.format.memory else ()
         if self.policy:
             values += (self._log_prob(act),)
         if self._versioned:
@@ -188,6 +188,8 @@ class RowWriter:
         assert buffer is not None
         if "number" in fields:
             rows["number"] = buffer.serials(indices) + (indices // buffer.lane_size << 40)
+        if "to_go" in fields:
+            rows["to_go"] = buffer.to_go(indices)
         if "next_act" in fields:
             following = buffer.next(last_index)
             rows["has_next"] = following != last_index

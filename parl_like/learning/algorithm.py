@@ -27,7 +27,7 @@ from parl_like.values.errors import unknown
 from parl_like.values.plain import State
 from parl_like.values.user_calls import Guarded
 
-FIELDS = ("first", "lane", "episode", "step", "next_act", "number")
+FIELDS = ("first", "lane", "episode", "step", "next_act", "number", "to_go")
 """The names that `Window.fields` may have."""
 
 
@@ -49,8 +49,10 @@ class Window:
             its environment among those of all agents; `episode`: the number of its episode there, cuts counted; `step`: the
             number of its act among those of its helper, from 1, by which explorers read schedules. `next_act`: the
             action after it (of n steps: after the last), with `has_next`, False and zeros where the episode ended or goes on in a
-            row that is not there yet. `number`: the same whenever a row is drawn, and no other row's of its buffer.
+            row that is not there yet. `number`: the same whenever a row is drawn, and no other row's of its buffer. `to_go`: the
+            sum of the rewards from it to the end of its episode, as far as that is there; float64.
         whole: Whether learning needs whole episodes, each once (`EpisodicHelper`).
+        memory: Whether rows have the model's memory as it was before them, where it has one. False: sequences begin without.
         one_lane: Whether one environment alone may be acted in, for each of its episodes is acted by what was learned before it.
     """
 
@@ -61,6 +63,7 @@ class Window:
     fields: tuple[str, ...] = ()
     whole: bool = False
     one_lane: bool = False
+    memory: bool = True
 
     def __post_init__(self) -> None:
         for name in self.fields:

@@ -59,6 +59,8 @@ class Model(nn.Module, metaclass=Brief):
         obs_space, act_space: The spaces.
         obs_specs, act_specs: Their arrays by flat name: `obs` or `obs.goal`, `act`.
         native: Networks of it that compiled loops compute, by name (`parl_like.learning.native`); {}: torch computes all.
+        reward_state: Name of the part of the memory, [] float32, that counts the rewards of the episode: helpers add the reward
+            of each step to it; empty: none does.
         keeps_values: Whether `evaluate` costs hardly more than `policy`, so that actor-critics compute values while they act and
             keep them for learning. Of a class without dropout and the like.
 
@@ -70,6 +72,7 @@ class Model(nn.Module, metaclass=Brief):
 
     native: Mapping[str, Network] = {}
     keeps_values = False
+    reward_state = ""
 
     def __init_subclass__(cls, **options: object) -> None:
         """Builds a model's lazily sized layers when its outermost constructor has returned: a model is never half there."""

@@ -61,9 +61,9 @@ RANGES: Mapping[str, Range] = {
     **dict.fromkeys(("dropout", "beta1", "correlation"), PART),
     **dict.fromkeys(("elite", "top"), PORTION),
     **dict.fromkeys(("adam_eps", "temperature", "adaptive_kl", "clip", "dt", "max_grad_norm", "value_clip",
-                     "norm_floor", "reward_clip", "value_bound"), POSITIVE),
-    **dict.fromkeys(("floor", "keep", "log_std_init", "reward_scale", "scale", "shift", "start", "target_entropy", "v_max",
-                     "v_min"), FINITE),
+                     "norm_floor", "return_scale", "reward_clip", "value_bound"), POSITIVE),
+    **dict.fromkeys(("floor", "keep", "log_std_init", "reward_scale", "scale", "shift", "start", "target_entropy",
+                     "target_return", "v_max", "v_min"), FINITE),
     **dict.fromkeys(("high", "low"), ANY),  # of what is clipped
     **dict.fromkeys(("c_bar", "rho_bar"), WEIGHT),  # with ∞ nothing is cut
     **dict.fromkeys(("channels", "critic_hidden", "features", "halved_widths", "hidden", "nodes", "vp_channels",

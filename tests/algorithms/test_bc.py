@@ -11,6 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, MultiBinary, MultiDiscrete, Tu
 from parl_like import ComputationTask, OfflineHelper, Robot, create_algorithm_func
 from parl_like.algorithms import BC
 from parl_like.data.datasets import from_arrays
+from parl_like.envs.recall import Recall
 from parl_like.learning.model import Model
 from parl_like.models import MLPActorCritic, RecurrentActorCritic
 from parl_like.models.heads import CategoricalHead
@@ -47,9 +48,74 @@ def test_the_loss_worked_out_by_hand(entropy):
     np.testing.assert_allclose(algorithm.model.head.linear.bias.grad, expected, atol=1e-6)
 
 
-def test_a_model_with_a_memory_is_refused():
-    with pytest.raises(TypeError, match="BC: RecurrentActorCritic has a memory"):
-        BC(lambda: RecurrentActorCritic(OBS, Discrete(2)))
+def memory(act=None, **more):
+    torch.manual_seed(0)
+    return RecurrentActorCritic(OBS, act or Discrete(3), (), size=8, **more)
+
+
+def test_what_is_remembered_begins_with_the_first_real_row():
+    """Two sequences of three rows with two before them: the first has one real row before it, the second ends after two."""
+    model = memory()
+    algorithm = BC(model, sequence=3, burn_in=2)
+    obs = torch.from_numpy(np.random.default_rng(0).normal(size=(2, 5, 1)).astype(np.float32))
+    act, valid = torch.tensor([[0, 1, 2, 0, 1]] * 2), torch.tensor([[0, 1, 1, 1, 1], [1, 1, 1, 1, 0]]).bool()
+    found = algorithm.learn(Batch(obs=obs, act=act, valid=valid))
+    expected = []
+    for row, rows, skipped in ((0, range(1, 5), 1), (1, range(4), 2)):
+        state = {"h": torch.zeros(1, 8)}
+        for at, t in enumerate(rows):
+            out, state = model.policy(obs[row : row + 1, t], state)
+            if at >= skipped:
+                expected.append(float(out["logits"].log_softmax(1)[0, act[row, t]].detach()))
+    assert len(expected) == 5 and float(found["log_prob"]) == pytest.approx(np.mean(expected), rel=1e-5)
+    assert float(found["loss"].detach()) == pytest.approx(-np.mean(expected), rel=1e-5)
+
+
+def test_a_model_that_forgets_everything_is_cloned_as_one_without_a_memory():
+    class Forgets(RecurrentActorCritic):
+        def policy(self, obs, state=None):
+            return self.head(torch.cat([obs] * 8, -1)), state
+
+        def evaluate(self, obs, state=None, first=None):
+            return self.head(torch.cat([obs] * 8, -1).flatten(0, 1)), torch.zeros(obs.shape[0] * obs.shape[1])
+
+    class Flat(MLPActorCritic):
+        def policy(self, obs, state=None):
+            return self.head(torch.cat([obs] * 8, -1)), {}
+
+    torch.manual_seed(0)
+    one, other = Forgets(OBS, Discrete(3), (), size=8), Flat(OBS, Discrete(3), (8,))
+    other.head.load_state_dict(one.head.state_dict())
+    tasks = [ComputationTask(BC(model, **more)) for model, more in ((one, dict(sequence=4)), (other, {}))]
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        rows = {"obs": rng.normal(size=(8, 4, 1)).astype(np.float32), "act": rng.integers(3, size=(8, 4))}
+        tasks[0].learn({**rows, "valid": np.ones((8, 4), bool)})
+        tasks[1].learn({name: column.swapaxes(0, 1).reshape(32, *column.shape[2:]) for name, column in rows.items()})
+    assert torch.equal(one.head.linear.weight, other.head.linear.weight)
+    with pytest.raises(ValueError, match="sequence is 1 and burn_in 0"):
+        BC(memory, sequence=1)
+
+
+@pytest.mark.parametrize("remembers", [True, False])
+def test_with_a_memory_it_clones_what_no_observation_says(remembers):
+    """Of a player that knows the cue of `Recall`, which is gone when it is asked for."""
+    rng, length = np.random.default_rng(0), 4
+    cues, rows = rng.integers(2, size=100), length + 2
+    obs = np.zeros((100, rows, 3), np.float32)
+    obs[np.arange(100), 0, cues] = obs[:, -1, 2] = 1.0
+    ends = np.tile(np.arange(rows) == rows - 1, 100)
+    obs, after = obs.reshape(-1, 3), np.roll(obs.reshape(-1, 3), -1, 0)
+    data = from_arrays(obs=obs, act=np.repeat(cues, rows), rew=ends.astype(float), terminated=ends, obs_next=after,
+                       action_space=Discrete(2))
+    env = Recall(length)
+    model, sizes = (RecurrentActorCritic, dict(size=16)) if remembers else (MLPActorCritic, {})
+    func = create_algorithm_func(model, dict(obs=env.observation_space, act=Discrete(2), hidden=[16], **sizes), BC,
+                                 dict(lr=0.01, sequence=rows))
+    with Robot(tasks={"RL": ComputationTask(func, lambda: OfflineHelper(data, batch_size=32))}, seed=0) as robot:
+        robot.run(150)
+        score = robot.evaluate(40, env=lambda: Recall(length), seed=0).mean_return
+    assert score == 1.0 if remembers else score < 0.8
 
 
 class Repeat(gym.Env):

@@ -67,7 +67,7 @@ def robot(name, obs, act, **more):
              "OnPolicyHelper": {"unroll": 8}, "PopulationHelper": {"population": 8}}.get(helper, {})
     one = {"R2D2": {"sequence": 3, "burn_in": 1}, "REDQ": {"updates": 1}, "DroQ": {"updates": 1}, "PPO": {"minibatches": 1},
            "PPG": {"minibatches": 1, "policy_updates": 1}, "CrossQ": {"critic_hidden": [64, 64]},
-           "PSRL": {"n_agents": 1}}.get(name, {})
+           "PSRL": {"n_agents": 1}, "DecisionTransformer": {"target_return": 5.0}}.get(name, {})
     return Robot.of(name, lambda: Any(obs, act), seed=0, total_steps=400, **{"n_agents": 2, **small, **one, **more})
 
 

@@ -26,7 +26,7 @@ OWNERS = {one.__qualname__: one for kind in CLASSES.values() for one in kind.__m
 SETTINGS = [(owner, name) for owner, kind in OWNERS.items() for name in settings_of(inspect.unwrap(vars(kind)["__init__"]))]
 TO_INFINITY = ("high", "low", "c_bar", "rho_bar", "seconds")
 SIGNED = ("correlation", "floor", "keep", "log_std_init", "reward_mean", "reward_scale", "scale", "shift", "start",
-          "target_entropy", "threshold", "v_max", "v_min")
+          "target_entropy", "target_return", "threshold", "v_max", "v_min")
 
 
 def wrong(owner, name, kinds):

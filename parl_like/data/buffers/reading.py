@@ -174,6 +174,19 @@ class Lanes(Buffer, Guarded):
             raise ValueError(f"{self!r}: n_step needs the field 'rew'")
         return self._memory.ring.n_step(indices, n, self._memory.fields.number["rew"])
 
+    def to_go(self, indices: Positions) -> Array:
+        """Return the sum of the rewards from each of [N] positions to the end of its episode, as far as that is stored: float64
+        [N]. Raises ValueError where the buffer has no field `rew`."""
+        if "rew" not in self.columns:
+            raise ValueError(f"{self!r}: to_go needs the field 'rew'")
+        order = self.sample_indices(0)
+        before = np.zeros(self.capacity)  # of each position: the rewards of all rows before it, lane after lane
+        rew = self.columns["rew"][order].astype(np.float64)
+        before[order] = np.cumsum(rew) - rew
+        ends = self._memory.ring.episode_end(indices)
+        total: Array = before[ends] + self.columns["rew"][ends] - before[indices]
+        return total
+
     # ---- choosing rows
 
     def sample_indices(self, n: int | None, rng: np.random.Generator | None = None, ahead: int = 0, behind: int = 0) -> Positions:

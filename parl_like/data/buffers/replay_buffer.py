@@ -44,7 +44,7 @@ LOCKED = (
     "push", "push_rows", "add", "update", "truncate_open", "clear_lane", "add_lanes", "reset", "sample", "sample_indices",
     "gather", "get",
     "next_observations", "next_position", "newest", "nested", "rows_in_order", "use_fields",
-    "n_step", "sequences", "serials", "prev", "next", "episode_end", "load_state_dict", "state_dict", "in_policy_units",
+    "n_step", "to_go", "sequences", "serials", "prev", "next", "episode_end", "load_state_dict", "state_dict", "in_policy_units",
 )  # fmt: skip
 
 
