@@ -71,7 +71,7 @@ class BC(ActorCritic):
         return {"loss": loss, "log_prob": log_prob.detach(), "entropy": entropy.detach()}
 
     def remembered(self, batch: Batch) -> tuple[dict[str, Any], Any]:
-        """What the policy gives out for the rows that are cloned, and their actions, flat in time-major order."""
+        """Return what the policy gives out for the rows that are cloned, and their actions, flat in time-major order."""
         valid = batch.valid.T
         first = torch.cat([torch.ones_like(valid[:1]), valid[1:] & ~valid[:-1]])  # rows that stand for none come before
         out, _ = self.model.evaluate(each(lambda part: part.transpose(0, 1), batch.obs), None, first)

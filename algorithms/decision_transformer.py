@@ -30,6 +30,9 @@ class DecisionTransformer(Algorithm):
         model: Offers `actions`, `next_action`, `numbers`, `legal` and `perception`, see `CausalTransformer`; its `context` is K.
         target_return: What an episode shall earn: about the best return of the data. return_scale: The scale.
         lr, max_grad_norm: 10⁻⁴ and 0.25 as published.
+
+    Raises:
+        ContractError: the model has no memory.
     """
 
     one_reward, takes_priorities = True, False

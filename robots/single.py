@@ -198,6 +198,8 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, 
         episodes."""
         if issubclass(helper_class, (EpisodicHelper, PopulationHelper)):
             return None
+        if issubclass(helper_class, OfflineHelper):
+            return span.steps  # nobody acts: each step is an update, whatever `learn_every` is
         before = options.get("offline_updates", 0)
         return before + span.steps * options.get("updates", 1) // (options.get("learn_every") or 1) // rows_of(options)
 

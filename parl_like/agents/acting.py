@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -201,15 +202,20 @@ class Acting:
         if self.noise is not None:
             self.noise.memory = value[n:]
 
-    def earn(self, rew: Any, mask: Array | None) -> None:
-        """Add the reward of the newest step to the part of the memory that counts rewards; of a vector environment [n], of the
-        environments in `mask` [n], None: all."""
-        at = list(self.format.state).index(f"state.{self.context.model.reward_state}")
+    def earning(self, store: Callable[..., None]) -> Callable[..., None]:
+        """Return `store` of a helper whose model counts rewards in its memory: they count before the step is stored, which may
+        wait."""
+        return partial(self._earned, store)
+
+    def _earned(self, store: Callable[..., None], *row: Any, **named: Any) -> None:
+        given = dict(zip(("obs", "act", "rew", "obs_next", "terminated", "truncated", "info", "mask"), row, strict=False)) | named
+        at, rew, mask = list(self.format.state).index(f"state.{self.context.model.reward_state}"), given["rew"], given.get("mask")
         if self._vector:
             self.state[at][...] += np.asarray(rew, np.float32) * (1 if mask is None else mask)
         else:
             earned: Any = np.float32(self.state[at] + rew)
             self.state = (*self.state[:at], earned, *self.state[at + 1 :])
+        store(*row, **named)
 
     # ------------------------------------------------------------------------------------- a row whose step is not complete
 

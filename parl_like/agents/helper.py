@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import gymnasium as gym
@@ -107,7 +106,7 @@ class AgentHelper(UpdateSchedule):
         if type(self).predict is AgentHelper.predict:
             self.predict = self.acting.predict  # type: ignore[method-assign]  # hot: a call less, 3 % of a request
         if context.model.reward_state:
-            self.store = partial(_earned, self.acting, self.store)  # type: ignore[method-assign]
+            self.store = self.acting.earning(self.store)  # type: ignore[method-assign]
         self.bound = True
 
     def pre_episode(self, agent: UsersAgent) -> None:
@@ -249,11 +248,3 @@ class AgentHelper(UpdateSchedule):
         self.acting.load_state_dict(state)
         self.writer.load_state_dict(state)
         set_rng_state(self.rng, state["rng"])
-
-
-def _earned(acting: Acting, store: Callable[..., None], obs: object, act: object, rew: object, obs_next: object,
-            terminated: object, truncated: object, info: Mapping[str, object] | None = None, mask: Array | None = None,
-            extra: Mapping[str, object] | None = None) -> None:
-    """`store` of a helper whose model counts rewards in its memory: they count before the step is stored, which may wait."""
-    acting.earn(rew, mask)
-    store(obs, act, rew, obs_next, terminated, truncated, info, mask, extra)

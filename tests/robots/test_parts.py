@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from gymnasium.envs.classic_control import Continuous_MountainCarEnv
 from numpy.typing import NDArray
+from recorded_rows import small_data
 
 from parl_like import EpisodicHelper, OfflineHelper, OffPolicyHelper, ReplayBuffer, Robot
 from parl_like.algorithms import DQN
@@ -169,6 +170,18 @@ def test_schedules_end_with_the_run():
     with robot("algorithm=PPO", "n_agents=4", "unroll=50", "epochs=2", "minibatch_rows=60", "total_steps=2000",
                "lr.end=0") as one:
         assert one.tasks["RL"].algorithm.lr == Linear(3e-4, 0.0, 60)
+
+
+def test_schedules_end_with_a_run_on_recorded_rows():
+    """Each of its steps is an update, however often agents would learn; two agents take turns."""
+    for more in ("n_agents=1", "n_agents=2", "learn_every=8"):
+        with robot("algorithm=BC", "env=CartPole-v1", "helper=OfflineHelper", f"data={small_data('CartPole-v1')}",
+                   "total_steps=40", "batch_size=16", "lr={start: 1e-3, end: 0}", more) as one:
+            algorithm = one.tasks["RL"].algorithm
+            assert algorithm.lr == Linear(1e-3, 0.0, 40)
+            for _ in one.iterate(40):
+                pass
+            assert algorithm.updates == 40
 
 
 def test_a_schedule_may_be_exponential():
