@@ -3,6 +3,7 @@
     python -m benchmarks.games [--json] [--scale X]
 
 CFR and CFR+ on Kuhn and Leduc poker (the suits told apart, as there), external and outcome sampling on Kuhn, a best response.
+External sampling with three players has the mean of five seeds, beside both ways of averaging that OpenSpiel has.
 Milliseconds are the process's own time, so that what else runs on the machine counts less.
 """
 
@@ -12,6 +13,8 @@ import argparse
 from collections.abc import Callable, Sequence
 from time import process_time
 from typing import Any
+
+import numpy as np
 
 from benchmarks.common import machine, report
 from parl_like.algorithms.games import CFR, CFRPlus, ExternalSampling, OutcomeSampling, nash_conv
@@ -31,6 +34,30 @@ def run(solver: Any, step: Callable[[], object], measure: Callable[[], float], m
         spent, done = spent + process_time() - begin, mark
         gains[str(mark)] = measure()
     return {"nash_conv": gains, "ms": 1e3 * spent / done}
+
+
+def with_three_players(marks: Sequence[int], seeds: int = 5) -> dict[str, Any]:
+    """External sampling of Kuhn poker with three players, as `run` gives it, in the mean over seeds. OpenSpiel sums either at the
+    next player's moves or in walks over the whole tree."""
+    import pyspiel
+    from open_spiel.python.algorithms import exploitability, external_sampling_mccfr
+
+    game, theirs, found = Kuhn(3), pyspiel.load_game("kuhn_poker", {"players": 3}), {}
+    tree, kinds = GameTree(game), external_sampling_mccfr.AverageType
+    for who, average in (("ours", None), ("simple", kinds.SIMPLE), ("full", kinds.FULL)):
+        runs = []
+        for seed in range(seeds):
+            if average is None:
+                one = ExternalSampling(game, seed=seed)
+                runs.append(run(one, one.learn, lambda one=one: nash_conv(tree, one.average_policy()), marks))
+            else:
+                np.random.seed(seed)
+                other = external_sampling_mccfr.ExternalSamplingSolver(theirs, average)
+                runs.append(run(other, other.iteration,
+                                lambda other=other: exploitability.nash_conv(theirs, other.average_policy()), marks))
+        gains = {str(mark): float(np.mean([one["nash_conv"][str(mark)] for one in runs])) for mark in marks}
+        found[who] = {"nash_conv": gains, "ms": float(np.mean([one["ms"] for one in runs]))}
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,6 +97,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "ours": run(one, one.learn, lambda one=one: nash_conv(tree, one.average_policy()), [10 * marks[-1]]),
             "Python": run(other, other.iteration,
                           lambda other=other: exploitability.nash_conv(theirs, other.average_policy()), [10 * marks[-1]])}
+    cases["external sampling kuhn3"] = with_three_players([10 * mark for mark in marks])
     lines = []
     for name, case in cases.items():
         for who, one in case.items():

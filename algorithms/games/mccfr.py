@@ -8,16 +8,17 @@ External sampling draws what chance and the others do, and tries all of p's own 
     u(h) = Σ_a π(a|I) u(ha),      R(I, a) ← R(I, a) + u(ha) − u(h)
 
 Outcome sampling plays one game, in which p takes each action with probability ξ(a|I) = ε / |A| + (1 − ε) π(a|I) and the others
-follow π. With q(h) the probability of coming to h in it, and π_{−p}(h) what all but p do to get there by π, an action that was
-drawn has
+follow π. With ξ_p(h) the product of what p tried on the way to h, an action that was drawn has
 
-    u(ha) = u(h of the next) / ξ(a|I),   the others 0,   u(h) = Σ_a π(a|I) u(ha),      R ← R + π_{−p}(h) / q(h) · (u(ha) − u(h))
+    u(ha) = u(h of the next) / ξ(a|I),   the others 0,   u(h) = Σ_a π(a|I) u(ha),      R ← R + (u(ha) − u(h)) / ξ_p(h)
 
-(ξ = π for the others). The average policy sums what a player does to get to I, times π(·|I), in the mean over samples, with a
-weight that is the same in all iterations. External sampling of two players adds π(·|I) at the sets of who does not learn, who was
-drawn by π. With more players what the third does would be in the weight, and it changes: so each player's sums come from a game
-of its own, in which it is drawn by π and all others evenly. Outcome sampling adds to p's own sets, weighted by what p does to get
-there over q(h).
+What the others never do needs no sample, for no regret of p counts it.
+
+The average policy sums what a player does to get to I, times π(·|I), in the mean over samples, with a weight that is the same in
+all iterations. So whoever is averaged follows π, and the others must try everything: else sets that they avoid for a while would
+be left out for so long. Of two players the sums are those of who does not learn: external sampling adds π(·|I) at its sets,
+outcome sampling π(·|I) / ξ_p(h). Of more players a third one follows π as well, and may avoid something. There each player's
+sums come from a game of its own, in which it is drawn by π and all others evenly.
 """
 
 from __future__ import annotations
@@ -69,11 +70,28 @@ class MCCFR(Solver):
         for _ in range(iterations):
             self.iterations += 1
             for player in range(self.game.n_players):
+                if self.game.n_players != 2:
+                    self._average(self.game.start(), player)
                 self._sample(self.game.start(), player)
 
     @abstractmethod
-    def _sample(self, state: Position, player: int) -> None:
-        """Updates what a player's regrets are by one sample, from the start of a game."""
+    def _sample(self, state: Position, player: int) -> float:
+        """Updates what a player's regrets are by one sample, from a position on, and of two players the other's sums. Returns an
+        estimate of the player's utility."""
+
+    def _average(self, state: Position, player: int) -> None:
+        """Adds to a player's sums along one game, in which the others' moves are drawn evenly."""
+        while (mover := state.player) != TERMINAL:
+            if mover == CHANCE:
+                state.apply(draw(state.chance(), self.rng))
+                continue
+            (regrets, sums), legal = self._row(state)
+            chances = [1.0 / len(legal)] * len(legal)
+            if mover == player:
+                chances = matched(regrets)
+                for i, chance in enumerate(chances):
+                    sums[i] += chance
+            state.apply(legal[self._drawn(chances)])
 
     def _row(self, state: Position) -> tuple[Row, Sequence[int]]:
         """Return the row of where a player is to move, and the legal actions."""
@@ -142,30 +160,11 @@ def matched(weights: Sequence[float]) -> list[float]:
 class ExternalSampling(MCCFR):
     """MCCFR that tries all actions of one player against drawn ones of chance and the others."""
 
-    def _sample(self, state: Position, player: int) -> None:
-        if self.game.n_players > 2:
-            self._average(self.game.start(), player)
-        self._walk(state, player)
-
-    def _average(self, state: Position, player: int) -> None:
-        """Adds to a player's sums along one game, in which the others' moves are drawn evenly."""
-        while (mover := state.player) != TERMINAL:
-            if mover == CHANCE:
-                state.apply(draw(state.chance(), self.rng))
-                continue
-            (regrets, sums), legal = self._row(state)
-            chances = [1.0 / len(legal)] * len(legal)
-            if mover == player:
-                chances = matched(regrets)
-                for i, chance in enumerate(chances):
-                    sums[i] += chance
-            state.apply(legal[self._drawn(chances)])
-
-    def _walk(self, state: Position, player: int) -> float:
+    def _sample(self, state: Position, player: int) -> float:
         mover = state.player
         if mover == TERMINAL:
             return state.returns()[player]
-        walk = partial(self._walk, state, player)
+        walk = partial(self._sample, state, player)
         if mover == CHANCE:
             return state.after(draw(state.chance(), self.rng), walk)
         (regrets, sums), legal = self._row(state)
@@ -199,31 +198,28 @@ class OutcomeSampling(MCCFR):
             raise ValueError(f"OutcomeSampling: epsilon is {epsilon}; expected above 0, at most 1")
         self.epsilon = epsilon
 
-    def _sample(self, state: Position, player: int) -> None:
-        self._play(state, player, 1.0, 1.0, 1.0)
-
-    def _play(self, state: Position, player: int, own: float, others: float, sampled: float) -> float:
-        """Plays on; the estimate of u(h). `own`, `others`, `sampled`: what the player, and the others, do to get here, and q(h);
-        of the last two without chance, whose moves are in both."""
+    def _sample(self, state: Position, player: int, tried: float = 1.0) -> float:
+        """Plays on. `tried`: the product of the probabilities by which the player itself got here."""
         mover = state.player
         if mover == TERMINAL:
             return state.returns()[player]
         if mover == CHANCE:
             state.apply(draw(state.chance(), self.rng))
-            return self._play(state, player, own, others, sampled)
+            return self._sample(state, player, tried)
         (regrets, sums), legal = self._row(state)
         chances = matched(regrets)
         if mover != player:
-            i = self._drawn(chances)
-            state.apply(legal[i])
-            return self._play(state, player, own, others * chances[i], sampled * chances[i])
+            if self.game.n_players == 2:
+                for i, chance in enumerate(chances):
+                    sums[i] += chance / tried
+            state.apply(legal[self._drawn(chances)])
+            return self._sample(state, player, tried)
         even = self.epsilon / len(legal)
-        tried = [even + (1.0 - self.epsilon) * chance for chance in chances]
-        i = self._drawn(tried)
+        tries = [even + (1.0 - self.epsilon) * chance for chance in chances]
+        i = self._drawn(tries)
         state.apply(legal[i])
-        value_of_drawn = self._play(state, player, own * chances[i], others, sampled * tried[i]) / tried[i]
+        value_of_drawn = self._sample(state, player, tried * tries[i]) / tries[i]
         value = chances[i] * value_of_drawn
-        for j, chance in enumerate(chances):
-            regrets[j] += others / sampled * ((value_of_drawn if j == i else 0.0) - value)
-            sums[j] += own / sampled * chance
+        for j in range(len(legal)):
+            regrets[j] += ((value_of_drawn if j == i else 0.0) - value) / tried
         return value

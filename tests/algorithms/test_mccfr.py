@@ -1,9 +1,11 @@
 """Monte Carlo CFR: estimates without bias, published bounds, a distribution beside OpenSpiel's."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
-from parl_like.algorithms.games import CFR, ExternalSampling, OutcomeSampling, nash_conv
+from parl_like.algorithms.games import CFR, ExternalSampling, OutcomeSampling, mccfr, nash_conv
 from parl_like.algorithms.games.game_tree import GameTree
 from parl_like.envs.games import Kuhn, Leduc, Traits
 
@@ -29,57 +31,73 @@ def test_one_iteration_estimates_the_regrets_of_cfr(solver):
     np.testing.assert_array_less(abs(mean - exact.regrets), 4 * error + 1e-9)
 
 
-@pytest.mark.parametrize(("solver", "n"), [(ExternalSampling, 4000), (OutcomeSampling, 15_000)])
-def test_one_iteration_from_an_uneven_policy_estimates_both_sums_of_cfr(solver, n):
-    """R, and S: that of CFR adds what a player does to get to each state, those of samples by how often chance deals it, 1/6."""
-    game, exact = Kuhn(), CFR(Kuhn(), alternating=False)
-    weights = np.random.default_rng(0).uniform(0.5, 3.0, 24)
-    exact._policy = exact.tree.normalised(weights)
-    exact.learn()
-    expected = np.stack([exact.regrets, exact.sums / 6])
-    one, start = solver(game, seed=1), {key: weights[2 * i:2 * i + 2] for i, key in enumerate(exact.tree.keys)}
-    one._legal, (mean, square) = dict.fromkeys(start, (0, 1)), np.zeros((2, 2, 24))
-    for _ in range(n):
-        found = np.zeros((2, 24))
-        for player in (0, 1):
-            one.rows = {key: (row.tolist(), [0.0, 0.0]) for key, row in start.items()}
-            one._sample(game.start(), player)
-            found += np.array([one.rows[key] for key in exact.tree.keys]).transpose(1, 0, 2).reshape(2, 24)
-            found[0] -= weights
-        mean += found / n
-        square += found ** 2 / n
-    error = np.sqrt((square - mean ** 2) / n)
-    np.testing.assert_array_less(abs(mean - expected), 4.5 * error + 1e-9)
+def expected(run, monkeypatch):
+    """What a function that draws comes to on average, exactly: it is called once for each way that its draws can go."""
+    total, script = 0.0, []
+    while True:
+        taken, chance = [], 1.0
+
+        def choose(moves, rng):
+            nonlocal chance
+            possible = [(action, p) for action, p in moves if p > 0]
+            i = script[len(taken)] if len(taken) < len(script) else 0
+            taken.append((i, len(possible)))
+            chance *= possible[i][1]
+            return possible[i][0]
+
+        monkeypatch.setattr(mccfr, "draw", choose)
+        total = total + run() * chance
+        while taken and taken[-1][0] + 1 == taken[-1][1]:
+            taken.pop()
+        if not taken:
+            return total
+        script = [i for i, _ in taken[:-1]] + [taken[-1][0] + 1]
 
 
-def test_averages_of_three_players_do_not_depend_on_what_the_third_does():
-    """The sums of a set are, for each player, what it does itself to get there, by how often chance deals the card and an even
-    choice of the others leads there: whatever the others' policies are, also where they never go there."""
-    game, n = Kuhn(3), 12_000
-    tree = GameTree(game)
-    rng = np.random.default_rng(0)
-    regrets = rng.uniform(0.5, 3.0, len(tree.sets))
-    regrets[tree.own[2].start:tree.own[2].stop:4] = 0.0  # what the third player never does
-    policy = tree.normalised(regrets)
-    even = tree.uniform()
-    expected = np.zeros(len(tree.sets))
-    for player in range(3):
-        mixed = np.where(tree.players[tree.sets] == player, 1.0, even)
+def sums_by_hand(tree, policy):
+    """What one iteration adds to the average, in the mean: what a player does itself to get to a set, times its policy there, by
+    how often chance leads there; with three players also by how often an even choice of the others does."""
+    out, n = np.zeros(len(tree.sets)), tree.game.n_players
+    others = np.ones(len(tree.sets)) if n == 2 else tree.uniform()
+    for player in range(n):
+        mixed = others.copy()
         mixed[tree.own[player]] = policy[tree.own[player]]
-        reach = np.prod(tree.reach(tree.probabilities(mixed)), 0)  # chance, the player by its policy, the others evenly
+        reach = np.prod(tree.reach(tree.probabilities(mixed)), 0)
         moves = tree.moves[player]
-        np.add.at(expected, tree.via[moves], reach[tree.parent[moves]] * policy[tree.via[moves]])
-    start = {key: regrets[own] for key, own in zip(tree.keys, tree._slots(), strict=True)}
-    one = ExternalSampling(game, seed=1)
-    one._legal, (mean, square) = dict.fromkeys(start, (0, 1)), np.zeros((2, len(tree.sets)))
-    for _ in range(n):
-        one.rows = {key: (row.tolist(), [0.0, 0.0]) for key, row in start.items()}
-        for player in range(3):
-            one._average(game.start(), player)
-        found = np.concatenate([one.rows[key][1] for key in tree.keys])
-        mean += found / n
-        square += found ** 2 / n
-    np.testing.assert_array_less(abs(mean - expected), 4.5 * np.sqrt((square - mean ** 2) / n) + 1e-9)
+        np.add.at(out, tree.via[moves], reach[tree.parent[moves]] * policy[tree.via[moves]])
+    return out
+
+
+@each_solver
+@pytest.mark.parametrize("zeros", ["none", "own", "others", "many"])
+@pytest.mark.parametrize("n_players", [2, 3])
+def test_one_iteration_estimates_both_sums_of_cfr_without_bias(solver, n_players, zeros, monkeypatch):
+    """Exactly, over all that may be drawn: also of actions that some player never takes, and of what comes after them."""
+    game = Kuhn(n_players)
+    exact = CFR(game, alternating=False)
+    tree, rng = exact.tree, np.random.default_rng(0)
+    regrets = rng.uniform(0.5, 3.0, len(tree.sets))
+    for player in {"none": (), "own": (0,), "others": range(1, n_players), "many": range(n_players)}[zeros]:
+        own = regrets[tree.own[player]]
+        own[(rng.random(len(own)) < 0.6)] = 0.0 if zeros == "many" else own[0]
+        own[rng.integers(2)::4] = 0.0
+    exact._policy = policy = tree.normalised(regrets)
+    exact.learn()
+    one, slots = solver(game), list(zip(tree.keys, tree._slots(), strict=True))
+    one._legal = dict.fromkeys(tree.keys, (0, 1))
+
+    def found(sample, column):
+        one.rows = {key: (regrets[own].tolist(), [0.0, 0.0]) for key, own in slots}
+        sample()
+        return np.concatenate([one.rows[key][column] for key in tree.keys])
+
+    for player in range(n_players):
+        mean = expected(lambda: found(partial(one._sample, game.start(), player), 0) - regrets, monkeypatch)
+        np.testing.assert_allclose(mean[tree.own[player]], exact.regrets[tree.own[player]], atol=1e-12)
+        assert np.count_nonzero(mean) == np.count_nonzero(mean[tree.own[player]]), "nobody else learns"
+    average = one._sample if n_players == 2 else one._average
+    mean = sum(expected(lambda: found(partial(average, game.start(), player), 1), monkeypatch) for player in range(n_players))
+    np.testing.assert_allclose(mean, sums_by_hand(tree, policy), atol=1e-12)
 
 
 def test_external_sampling_of_three_players_comes_near_an_equilibrium():
