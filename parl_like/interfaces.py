@@ -230,7 +230,10 @@ class EnvPort(Protocol):
 
 
 class WaitingRowsPort(Protocol):
-    """The part of a helper that knows what a row needs of its prediction, for rows that wait over a checkpoint."""
+    """The part of a helper that acts, and knows what a row needs of its prediction, for rows that wait over a checkpoint."""
+
+    def begin(self, lane: int) -> None:
+        """Forget what was seen before, for an episode begins in this environment."""
 
     def waiting(self, act: object) -> dict[str, object]:
         """Return what a row with this action will need."""

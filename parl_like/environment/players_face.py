@@ -164,8 +164,10 @@ class PlayersFace(EnvFace):
                                   f"is there: {there}")
             for player, one in act.items():
                 self._checks[player].one(one)
-            obs = self._take(super().step(act), act)
+            obs: Any = self._take(super().step(act), act)
             turns = env.turns
+            for player in obs.keys() - act.keys():
+                self._begins(player)
             return (obs, {p: turn.reward for p, turn in turns.items()}, {p: turn.terminated for p, turn in turns.items()},
                     {p: turn.truncated for p, turn in turns.items()}, {p: turn.info for p, turn in turns.items()})
         turn = self._turn()
@@ -174,6 +176,8 @@ class PlayersFace(EnvFace):
                 raise AgentFailed(f"{self._agent}: {turn.player!r} is done, and takes the action {act!r}; expected None")
             env.leaving.popleft()
             self._rows.previous.pop(turn.player, None)
+            if env.now is not None:
+                self._begins(turn.player)  # where it comes back into this game
             return None
         self._checks[turn.player].one(act)
         self._take(super().step({turn.player: act}), (turn.player,))
@@ -186,6 +190,12 @@ class PlayersFace(EnvFace):
         for player in players:
             self.turns[player] += 1
         return given[0]
+
+    def _begins(self, player: str) -> None:
+        """Let a player forget what it saw in this episode before it left."""
+        for helper in self._agent.helpers.values():
+            if helper.role == player:
+                helper.acting.begin(0)
 
     def _begin(self, obs: object, info: dict[str, object]) -> None:
         self.turns = dict.fromkeys(self.players, 0)

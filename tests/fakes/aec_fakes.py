@@ -69,12 +69,13 @@ def leaving(*lives, masks=False, cut=(), box=False):
     return Leaving()
 
 
-def rude(seed, n=3, steps=14):
+def rude(seed, n=3, steps=14, back=False):
     """A random AEC environment, and its log: whose turn comes next, who gets what, who joins and who leaves is drawn by chance.
 
     The same player may move several times in a row, rewards come at any time to anybody who is there, players join in the middle
-    and leave before others, by a true end or cut off. Observations are numbers that come once. `turns` has (player, observation,
-    action or None, sum of all that it got before, terminated, truncated) of every turn. Skips without PettingZoo.
+    and leave before others, by a true end or cut off; with `back` they may join again. Observations are numbers that come once.
+    `turns` has (player, observation, action or None, sum of all that it got before, terminated, truncated) of every turn. Skips
+    without PettingZoo.
     """
     pettingzoo = pytest.importorskip("pettingzoo")
     names = [f"p{i}" for i in range(n)]
@@ -131,6 +132,8 @@ def rude(seed, n=3, steps=14):
             self.turns.append((player, float(self.count), action, self.got[player], *done))
             if any(done):
                 self._was_dead_step(action)
+                if back:
+                    self.waiting.append(player)
                 return
             self._cumulative_rewards[player] = 0.0
             self._clear_rewards()
@@ -163,5 +166,8 @@ def rows_of_turns(turns, player):
             if before is not None:
                 rows.append([*before, total - got, obs, terminated, truncated])
                 got = total
-            before = None if terminated or truncated else (obs, act)
+            if terminated or truncated:  # what it got without a row of its own belongs to none
+                before, got = None, total
+            else:
+                before = obs, act
     return rows
