@@ -5,6 +5,7 @@ import shutil
 import tracemalloc
 from pathlib import Path
 
+import gymnasium as gym
 import numpy as np
 import psutil
 import pytest
@@ -166,6 +167,42 @@ def test_a_wrapper_of_a_run_directory_is_refused_before_it_takes_memory(wrapper,
     error = capsys.readouterr().err
     assert f"{wrapper}: {argument} is " in error and "expected at most 64 MiB; lower it" in error
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 200 << 10  # KiB
+
+
+class Hoard(gym.Env):
+    """An environment of others, which takes memory without end while it is built."""
+
+    observation_space, action_space = gym.spaces.Box(-9, 9, (4,), np.float32), gym.spaces.Discrete(2)
+    held = []
+
+    def __init__(self):
+        while len(self.held) < 4000:
+            self.held.append(bytearray(1 << 20))
+
+
+class Broad(gym.Env):
+    """An environment of others, whose observation is small, and whose replay buffer is not."""
+
+    observation_space, action_space = gym.spaces.Box(-9, 9, (4096,), np.float32), gym.spaces.Discrete(2)
+
+
+@pytest.mark.parametrize(("kind", "size"), [(Hoard, 20_000), (Broad, 2**30)])
+def test_an_environment_of_others_gets_no_more_than_is_free(kind, size, run, tmp_path, capsys, monkeypatch):
+    """What its own code takes is bounded by the system alone, together with the buffer that its space makes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sizes, "machine_memory", lambda: 400 << 20)
+    monkeypatch.setitem(gym.registry, "Others-v0", gym.envs.registration.EnvSpec("Others-v0", entry_point=kind))
+    changed(run, tmp_path / "run", "env", {"id": "Others-v0"})
+    changed_again = load_yaml((tmp_path / "run" / "config.yaml").read_text())
+    changed_again["robot"]["tasks"]["RL"]["OffPolicyHelper"]["size"] = size
+    (tmp_path / "run" / "config.yaml").write_text(dump_yaml(changed_again))
+    capsys.readouterr()
+    try:
+        assert main(["eval", "run"]) == 2
+        assert "this robot takes more than the 400 MiB of memory that are free here" in capsys.readouterr().err
+        assert len(Hoard.held) < 800
+    finally:
+        Hoard.held.clear()
 
 
 def test_what_grows_slowly_ends_too(monkeypatch):
