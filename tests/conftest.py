@@ -5,6 +5,7 @@ import gc
 import os
 import shutil
 import signal
+import sys
 import tempfile
 import traceback
 
@@ -108,6 +109,15 @@ def one_torch_thread():
 def one_fork_server():
     """A new one imports for seconds, so it waits until the next test that has workers."""
     FORK_SERVER.idle = 3600.0
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_ray_stays():
+    """Other modules count this process's children, and a robot leaves Ray connected."""
+    yield
+    ray = sys.modules.get("ray")
+    if ray is not None and ray.is_initialized():
+        ray.shutdown()
 
 
 @pytest.fixture
