@@ -10,6 +10,7 @@ import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
@@ -218,6 +219,49 @@ def _marks(args: argparse.Namespace) -> None:
     _show(args, found, marks.table(found))
 
 
+def _sweep(args: argparse.Namespace) -> int:
+    from time import monotonic
+
+    from parl_like.lab import screen, yaml_text
+    from parl_like.lab.sweeps import spaces, sweep
+
+    if args.random and args.optuna:
+        raise yaml_text.UsageError("--random and --optuna are two ways to choose settings; leave one out")
+    space, since = spaces.space_of(args.assignments), monotonic()
+    seeds_given = space.pop("seed", None)
+    fixed = {key: space.pop(key)[0] for key, values in [*space.items()] if isinstance(values, list) and len(values) == 1}
+    made = sweep.Sweep(args.experiment, fixed, Path(args.out or f"{RUNS_DIR}/sweeps"),
+                       args.jobs or (sweep.ON_RAY if args.ray else 1), sweep.on_ray(args.address) if args.ray else None)
+    seeds = spaces.seeds_of(seeds_given or [made.experiment.config.get("seed", 0)])
+    drawing = screen.Screen(args.stream) if screen.can_draw(args.stream) else None
+
+    def look() -> None:
+        if drawing is not None:
+            drawing.draw(sweep.table(made.trials, *drawing.size(), since))
+
+    def changed(trial: sweep.Trial) -> None:
+        if trial.state != "running":
+            print(sweep.line(trial), file=args.stream if drawing is None else sys.stdout, flush=True)
+
+    made.changed, found = changed, ""
+    try:
+        if args.optuna:
+            from parl_like.lab.sweeps import tuning
+
+            found = tuning.best(tuning.tune(made, space, args.optuna, seeds, look), space)
+        else:
+            chosen = spaces.drawn(space, args.random) if args.random else spaces.grid(space)
+            made.run_all([partial(made.run, made.trial(one, seed)) for one in chosen for seed in seeds], look)
+    finally:
+        if drawing is not None:
+            drawing.close()
+    rows, lines = sweep.outcome(made.trials)
+    lines += [found] if found else []
+    lines += [f"failed: {trial.title}: {trial.reason}" for trial in made.failed]
+    _show(args, {"best": found, **rows}, lines)
+    return ERROR if made.failed else 0
+
+
 def _bench(args: argparse.Namespace) -> int:
     import importlib
 
@@ -420,6 +464,18 @@ VERBS = (
                 metavar="FILE"),
         _option("--runs", "where the run directories are (default: runs/marks)", default="runs/marks", metavar="DIR"),
     )),
+    Verb("sweep", "train an experiment with many settings and seeds, and compare what they reach", _sweep, (
+        _option("experiment", "as for train", metavar="EXPERIMENT"),
+        _words("what to vary, e.g. seed=0..4 lr=1e-4,1e-3 (all combinations)"),
+        _option("--random", "instead: N settings at random, also of intervals (lr=1e-5..1e-2)", type=_whole(1), default=0,
+                metavar="N"),
+        _option("--optuna", "instead: N settings that Optuna chooses by the scores so far; it ends runs early that fall behind "
+                            "(eval_every=)", type=_whole(1), default=0, metavar="N"),
+        _option("--jobs", "runs at a time (default: 1; with --ray 256)", type=_whole(1), default=0, metavar="N"),
+        _option("--ray", "run them as tasks of Ray, where it has room", action="store_true"),
+        _option("--address", "of the Ray cluster (default: a Ray of this machine)", default="", metavar="HOST:PORT"),
+        _option("--out", "where the run directories are (default: runs/sweeps)", default="", metavar="DIR"),
+    )),
     Verb("bench", "run a benchmark of the repository; without a name: list them", _bench, (
         _option("name", "a file of benchmarks/", nargs="?", metavar="NAME"),
         _option("rest", "passed on to the benchmark", nargs=argparse.REMAINDER, metavar="args"),
@@ -455,7 +511,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if words and not words[0].startswith("-") and words[0] not in verbs:
         parser.error(unknown("verb", words[0], verbs))
     # argparse cannot take key=value words from behind an option, so they are taken out beforehand.
-    split = bool(words) and words[0] in ("train", "resume", "eval", "play", "record", "marks")
+    split = bool(words) and words[0] in ("train", "resume", "eval", "play", "record", "marks", "sweep")
     assignments = [word for word in words if split and _ASSIGNMENT.match(word)]
     args, unread = parser.parse_known_args([word for word in words if word not in assignments])
     if unread:
@@ -469,6 +525,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         from parl_like.lab import config
 
         args.assignments = assignments + args.assignments
+    if split and words[0] != "sweep":  # whose words stand for several values
         args.overrides = config.parse_assignments(args.assignments, lambda line: print(line, file=args.stream, flush=True))
     args.words, args.debug = ["parl-like", *words], args.debug or whole()
     args.report = _print_json if args.json else None

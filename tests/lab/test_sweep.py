@@ -1,0 +1,192 @@
+"""Sweeps: spaces of settings, the runs that they stand for, and searches for the best of them."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from parl_like.lab import cli
+from parl_like.lab.runs.outbox import RunError
+from parl_like.lab.runs.rundir import RunDir
+from parl_like.lab.sweeps import spaces, sweep
+from parl_like.lab.sweeps.spaces import Interval
+from parl_like.lab.yaml_text import ConfigError
+
+
+@pytest.mark.parametrize(("word", "values"), [
+    ("lr=1e-4,1e-3", [1e-4, 1e-3]), ("hidden=[64,64],[256]", [[64, 64], [256]]), ("seed=0..4", Interval(0, 4)),
+    ("lr=1e-5..1e-2", Interval(1e-5, 1e-2)), ("on=true,false", [True, False]), ("name='a,b',c", ["a,b", "c"]),
+    ("x=1,1.0,true", [1, 1.0, True]), ("path=../a", ["../a"]), ("path=../a,../b", ["../a", "../b"]),
+    ("act={a: 1, b: 2}", [{"a": 1, "b": 2}]),
+    ("env=", [""]), ("name=a..b", ["a..b"]), ("lr=-1..1", Interval(-1, 1)),
+])
+def test_what_words_stand_for(word, values):
+    found = spaces.space_of([word])[word.partition("=")[0]]
+    assert found == values and list(map(type, found)) == list(map(type, values))
+
+
+@pytest.mark.parametrize("words", [["lr"], ["=1,2"], ["lr=2..1"], ["lr=1..b"], ["lr=1..inf"], ["lr=1..2,3"], ["lr=1,1"],
+                                   ["lr=1", "lr=2"], ["lr=[1"], ["lr=1..true"]])
+def test_words_that_stand_for_nothing_are_refused(words):
+    with pytest.raises(ConfigError, match="lr|key=value"):
+        spaces.space_of(words)
+
+
+def test_all_combinations_and_some_at_random():
+    space = spaces.space_of(["a=1,2", "b=0..2"])
+    assert spaces.grid(space) == [{"a": a, "b": b} for a in (1, 2) for b in (0, 1, 2)] and spaces.grid({}) == [{}]
+    with pytest.raises(ConfigError, match="--random"):
+        spaces.grid(spaces.space_of(["lr=1e-5..1e-2"]))
+    with pytest.raises(ConfigError, match="at most 10,000 runs, got 100,020,001"):
+        spaces.grid(spaces.space_of(["a=0..10000", "b=0..10000"]))
+    space = spaces.space_of(["lr=1e-5..1e-1", "n=3..5", "x=-1.0..1.0", "act=relu,tanh"])
+    drawn = list(spaces.drawn(space, 300))
+    assert list(spaces.drawn(space, 20)) == drawn[:20]
+    rates = np.array([one["lr"] for one in drawn])
+    assert rates.min() >= 1e-5 and rates.max() <= 1e-1 and 0.35 < (rates < 1e-3).mean() < 0.65, "even in the logarithm"
+    assert {one["n"] for one in drawn} == {3, 4, 5} and all(type(one["n"]) is int for one in drawn)
+    assert min(one["x"] for one in drawn) < -0.9 and {one["act"] for one in drawn} == {"relu", "tanh"}
+    assert all(float(f"{one['x']:.4g}") == one["x"] for one in drawn)
+
+
+def test_seeds():
+    assert spaces.seeds_of(Interval(2, 4)) == [2, 3, 4] and spaces.seeds_of([7]) == [7]
+    for wrong in ([True], [-1], ["x"], [0.5]):
+        with pytest.raises(ConfigError, match="whole numbers from 0"):
+            spaces.seeds_of(wrong)
+
+
+@pytest.fixture
+def started(fake_experiment, monkeypatch):
+    """Runs happen in this process; the words of each, and by `FAILS` which of them fail."""
+    words_of = []
+
+    def start(words, stop):
+        words_of.append(" ".join(words))
+        if "n_agents=13" in words:
+            raise RunError("thirteen is too many")
+        return cli.main([*words, "--json"])
+
+    monkeypatch.setattr(sweep, "in_a_process", start)
+    return words_of
+
+
+def command(capsys, *words):
+    capsys.readouterr()
+    code = cli.main(["sweep", "fake", *words, "--json", "--out", "sweeps"])
+    return code, json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+def test_each_run_is_made_once_and_the_best_settings_come_first(started, capsys):
+    code, found = command(capsys, "seed=0..1", "n_agents=1,2", "total_steps=200")
+    assert code == 0 and len(started) == 4 and all("total_steps=200" in words for words in started)
+    assert [(one["settings"], one["seed"], one["state"]) for one in found["trials"]] == [
+        ({"n_agents": n}, seed, "finished") for n in (1, 2) for seed in (0, 1)]
+    assert {RunDir.open(one["run"]).config()["n_agents"] for one in found["trials"]} == {1, 2}
+    assert [group["runs"] for group in found["groups"]] == [2, 2]
+    assert found["groups"][0]["iqm"] >= found["groups"][1]["iqm"]
+    code, again = command(capsys, "seed=0..2", "n_agents=1,2", "total_steps=200")
+    assert code == 0 and len(started) == 6 and [group["runs"] for group in again["groups"]] == [3, 3]
+
+
+def test_a_run_that_fails_stops_no_other_and_is_listed(started, capsys):
+    code, found = command(capsys, "n_agents=1,13,2", "total_steps=200")
+    assert code == 1 and [one["state"] for one in found["trials"]] == ["finished", "failed", "finished"]
+    assert found["trials"][1]["reason"] == "thirteen is too many"
+    assert cli.main(["sweep", "fake", "n_agents=13", "--out", "sweeps"]) == 1
+    assert "failed: seed=0: thirteen is too many" in capsys.readouterr().out
+
+
+def test_what_is_wrong_is_refused_before_a_run_begins(started, capsys):
+    for words in (["n_agents=1,x"], ["n_agent=1,2"], ["n_agents=1,2", "--random", "2", "--optuna", "2"], ["seed=x"]):
+        assert cli.main(["sweep", "fake", *words, "--out", "sweeps"]) == 2
+    assert started == [] and not Path("sweeps").exists()
+
+
+def test_a_run_that_was_interrupted_goes_on(started, capsys):
+    _, found = command(capsys, "total_steps=200", "checkpoint_every=100")
+    run = RunDir.open(found["trials"][0]["run"])
+    run.update(state="stopped")
+    (run.path / "result.json").unlink()
+    code, _ = command(capsys, "total_steps=200", "checkpoint_every=100")
+    assert code == 0 and started[-1].startswith(f"resume {run.path} --exact") and run.info().state == "finished"
+
+
+def test_ctrl_c_ends_runs_and_begins_no_more(started, monkeypatch):
+    made = sweep.Sweep("fake", {"total_steps": 200}, Path("sweeps"), start=lambda words, stop: 3 if until(stop) else 0)
+    trials = [made.trial({"n_agents": n}, 0) for n in (1, 2, 3)]
+
+    def strikes():
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        made.run_all([lambda trial=trial: made.run(trial) for trial in trials], strikes)
+    assert [trial.state for trial in trials] == ["waiting"] * 3 and made.failed == []
+
+
+def until(stop):
+    while not stop():
+        pass
+    return True
+
+
+def test_the_table_fits_its_terminal(started):
+    made = sweep.Sweep("fake", {}, Path("sweeps"))
+    for n in range(1, 60):
+        made.trial({"n_agents": n, "eval_score": "x" * 100}, 0)
+    made.trials[7].state, made.trials[3].state = "running", "failed"
+    lines = sweep.table(made.trials, 80, 24, 0.0)
+    assert len(lines) <= 23 and max(map(len, lines)) < 80
+    assert lines[0].startswith("59 runs: 1 running, 1 failed, 57 waiting; ")
+    assert lines[2].startswith("running") and "n_agents=8 " in lines[2] and lines[3].startswith("failed")
+
+
+def test_a_process_that_fails_says_why():
+    with pytest.raises(RunError, match="no experiment 'no-such'|unknown experiment|no-such"):
+        sweep.in_a_process(["train", "no-such"], bool)
+    assert sweep.in_a_process(["--version"], bool) == 0
+
+
+WORDS = ["seed=0,1", "metrics_every=50..5000", "total_steps=200", "--optuna"]
+
+
+def test_optuna_searches_and_goes_on(started, capsys):
+    pytest.importorskip("optuna")
+    code, found = command(capsys, *WORDS, "3")
+    assert code == 0 and len(found["trials"]) == len(started) == 6 and found["best"].startswith("best: metrics_every=")
+    code, again = command(capsys, *WORDS, "3")
+    assert code == 0 and again["best"] == found["best"] and len(started) == len(again["trials"]) == 6
+    code, more = command(capsys, *WORDS, "5")
+    assert code == 0 and len(started) == len(more["trials"]) == 10
+
+
+def test_a_trial_that_was_under_way_when_the_search_was_killed_is_made_again(started, capsys):
+    pytest.importorskip("optuna")
+    from parl_like.lab.sweeps import tuning
+
+    space = spaces.space_of(["metrics_every=50..5000"])
+    killed = tuning.study_of(sweep.Sweep("fake", {"total_steps": 200}, Path("sweeps")), space, [0, 1])
+    asked = killed.ask(tuning.distributions(space))
+    _, found = command(capsys, *WORDS, "1")
+    assert {one["settings"]["metrics_every"] for one in found["trials"]} == {asked.params["metrics_every"]}
+
+
+def test_a_run_that_falls_behind_ends_early(started, capsys, monkeypatch):
+    optuna, train = pytest.importorskip("optuna"), sweep.in_a_process
+    monkeypatch.setattr(optuna.pruners, "MedianPruner", lambda: optuna.pruners.ThresholdPruner(lower=1e9))
+    monkeypatch.setattr(sweep, "in_a_process", lambda words, stop: train(words, stop) or 3 * stop())
+    code, found = command(capsys, *WORDS, "1", "eval_every=100")
+    assert code == 0 and [one["state"] for one in found["trials"]] == ["pruned", "waiting"] and found["best"] == ""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("ray")
+def test_runs_are_tasks_of_ray(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("ray")
+    monkeypatch.chdir(tmp_path)
+    words = ["sweep", "qlearning-frozenlake", "seed=0,1", "total_steps=1000", "lr=0.1,text", "--ray", "--json"]
+    assert cli.main(words) == 1
+    found = json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+    assert [one["state"] for one in found["trials"]] == ["finished", "finished", "failed", "failed"]
+    assert "expects float" in found["trials"][2]["reason"] and len(list(Path("runs/sweeps").iterdir())) == 2
