@@ -6,6 +6,7 @@ if __name__ != "parl_like.algorithms":
 from parl_like.algorithms.actor_critic import A2C, ActorCritic
 from parl_like.algorithms.alphazero import AlphaZero
 from parl_like.algorithms.appo import APPO
+from parl_like.algorithms.auxiliary_tasks import SPR, FeatureControl, RewardPrediction, ValueReplay
 from parl_like.algorithms.bc import BC
 from parl_like.algorithms.bcq import BCQ, PLAS, DiscreteBCQ
 from parl_like.algorithms.bootstrapped import BootstrappedDQN
@@ -57,8 +58,9 @@ __all__ = [
     "IQN", "MADDPG", "MAPPO", "MARWIL", "MBPO", "MDQN", "MPO", "NPG", "OAC", "PLAS", "PPG", "PPO", "PSRL", "QMIX", "QRDQN",
     "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD", "TD3", "TD3BC", "TQC", "TRPO", "VDN", "VMPO",
     "ActorCritic", "AlphaZero", "BasicDQN", "BootstrappedDQN", "CrossQ", "DecisionTransformer", "DiscreteBCQ", "DiscreteCQL",
-    "DoubleQLearning", "DroQ", "DynaQ",
-    "DynamicsLearner", "EnsembleLearner", "EpsilonGreedyBandit", "ExpectedSARSA", "GradientBandit", "MonteCarlo",
+    "DoubleQLearning", "DroQ", "DynaQ", "DynamicsLearner", "EnsembleLearner", "EpsilonGreedyBandit", "ExpectedSARSA",
+    "GradientBandit", "MonteCarlo", "SPR", "FeatureControl",
     "MonteCarloPrediction", "NStepQ", "NStepTD", "OptionCritic", "PrioritizedSweeping", "QLambda", "QLearning", "Rainbow",
-    "SARSALambda", "Stream", "ThompsonBandit", "UCBBandit", "WorldModel",
+    "RewardPrediction",
+    "SARSALambda", "Stream", "ThompsonBandit", "UCBBandit", "ValueReplay", "WorldModel",
 ]  # fmt: skip

@@ -5,6 +5,7 @@ if __name__ != "parl_like.models":
     raise ImportError(f"this folder is the package parl_like.models; it was imported as {__name__!r}")
 
 from parl_like.models.actor_q import MLPActorQ
+from parl_like.models.auxiliary_heads import CellQ, FeatureModel, RewardClasses
 from parl_like.models.behavior import MLPImitationQ, MLPLatentActorQ
 from parl_like.models.bootstrapped import MLPBootstrappedQ
 from parl_like.models.branching import MLPBranchingQ
@@ -44,6 +45,7 @@ __all__ = [
     "BetaHead",
     "CategoricalHead",
     "CausalTransformer",
+    "CellQ",
     "ConvActorCritic",
     "ConvCategoricalQ",
     "ConvFractionQ",
@@ -51,6 +53,7 @@ __all__ = [
     "ConvQ",
     "ConvTrunk",
     "EnsembleMLP",
+    "FeatureModel",
     "FlatObs",
     "GSDEHead",
     "GaussianHead",
@@ -76,6 +79,7 @@ __all__ = [
     "QTable",
     "RecurrentActorCritic",
     "RecurrentQ",
+    "RewardClasses",
     "SquashedGaussianHead",
     "ThinkerNet",
     "VTable",

@@ -108,7 +108,9 @@ def experiments_of() -> dict[str, list[str]]:
     found = defaultdict(list)
     for path in sorted(EXPERIMENTS.glob("*.yaml")):
         one = experiments.get(path.stem)
-        found[one.config["algorithm"].lower() if one.robot in families.OF_ONE else one.robot].append(one.name)
+        keys = [one.config["algorithm"]] if one.robot in families.OF_ONE else one.config.get("learners", [one.robot])
+        for key in keys:
+            found[key.lower()].append(one.name)
     for name, row in solvers.ROWS.items():
         found[row.solver.__name__.lower()].append(name)
     return found

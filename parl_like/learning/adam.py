@@ -97,6 +97,8 @@ class FusedAdam(torch.optim.Adam):
         """
         group = self.param_groups[0]
         members = [p for p in group["params"] if p.grad is not None]
+        if not members:  # of the owner of shared parameters, which this update did not reach
+            return True
         if len(members) != len(self._members) or not all(map(operator.is_, members, self._members)) or not _native.have(
                 members, self._sizes):
             self._gather(members)

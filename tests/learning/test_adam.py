@@ -53,6 +53,22 @@ def test_parameters_without_a_gradient_are_left_alone_and_keep_their_count():
     steps(*pair(eps=1e-5), [ALL, ALL, [0, 1], ALL, [2], [0, 1], [0, 1], [3], ALL])
 
 
+@pytest.mark.parametrize("native", [False, True])
+def test_a_step_that_reaches_none_of_its_parameters_changes_nothing(native):
+    """As of the owner of shared parameters, in an update of another task that leaves them alone."""
+    one = torch.nn.Parameter(torch.ones(2))
+    optimizer = FusedAdam([one], lr=0.1)
+    optimizer.native = native
+    optimizer.step()
+    assert one.tolist() == [1.0, 1.0]
+    one.grad = torch.ones(2)
+    optimizer.step()
+    assert (one < 1.0).all() and float(optimizer.state[one]["step"]) == 1.0
+    one.grad = None
+    optimizer.step()
+    assert float(optimizer.state[one]["step"]) == 1.0
+
+
 def test_goes_on_from_its_own_and_from_torchs_state():
     sides, ours, theirs, generator = pair(eps=1e-5)
     steps(sides, ours, theirs, generator, [ALL, ALL, [1]])

@@ -57,8 +57,12 @@ def off_policy(name):
     """Of those that learn from a buffer: few rows of it, and the run as short as that allows."""
     experiment = experiments.get(name)
     defaults = single.DEFAULTS.get(experiment.config.get("algorithm"), {}) if experiment.robot == "single" else {}
-    two = {"auxiliary": ["RL.", "auxiliary."], "mbpo": ["RL.", "model."], "nfsp": ["best."], "self_play": ["RL."]}
+    two = {"mbpo": ["RL.", "model."], "nfsp": ["best."], "self_play": ["RL."]}
     tasks = two.get(experiment.robot, [""] * (defaults.get("helper") == "OffPolicyHelper"))
+    if experiment.robot == "auxiliary":  # by its whole name: PPO's model has an argument `auxiliary`
+        more = range(2, len(experiment.config.get("learners", ())) + 1)
+        tasks = [*["tasks.RL."] * (experiment.config.get("algorithm") != "PPO"), "tasks.auxiliary.",
+                 *(f"tasks.auxiliary{i}." for i in more)]
     few = {f"{task}OffPolicyHelper.{key}": value for task in tasks for key, value in (("warmup", 64), ("batch_size", 32))}
     often = {"mbpo": "RL.OffPolicyHelper.updates", "single": "OffPolicyHelper.updates"}.get(experiment.robot, "")
     few |= {often: 1} if experiment.robot == "mbpo" or often in defaults else {}
@@ -73,6 +77,8 @@ def in_pieces(name):
     defaults = single.DEFAULTS.get(config.get("algorithm"), {})
     if defaults.get("helper") == "OnlineHelper" or experiments.get(name).robot == "options":
         return {"total_steps": 4096}  # each agent takes 256 steps at a time
+    if experiments.get(name).robot == "auxiliary" and config.get("algorithm") == "PPO":
+        return {"OnPolicyHelper.unroll": 16}
     if config.get("levels") == 3:
         return {"horizon": 8}  # short goals, for rows of which the highest level learns
     return {"unroll": 32} if config.get("unroll", 0) > 100 else {}
