@@ -41,6 +41,7 @@ from parl_like.algorithms.reinforce import REINFORCE
 from parl_like.algorithms.rem import REM
 from parl_like.algorithms.sac import SAC
 from parl_like.algorithms.tables.bandits import EpsilonGreedyBandit, GradientBandit, ThompsonBandit, UCBBandit
+from parl_like.algorithms.tables.curriculum import LearningProgress
 from parl_like.algorithms.tables.monte_carlo import MonteCarlo, MonteCarloPrediction
 from parl_like.algorithms.tables.options import OptionCritic
 from parl_like.algorithms.tables.planning import DynaQ, PrioritizedSweeping
@@ -59,7 +60,7 @@ __all__ = [
     "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD", "TD3", "TD3BC", "TQC", "TRPO", "VDN", "VMPO",
     "ActorCritic", "AlphaZero", "BasicDQN", "BootstrappedDQN", "CrossQ", "DecisionTransformer", "DiscreteBCQ", "DiscreteCQL",
     "DoubleQLearning", "DroQ", "DynaQ", "DynamicsLearner", "EnsembleLearner", "EpsilonGreedyBandit", "ExpectedSARSA",
-    "GradientBandit", "MonteCarlo", "SPR", "FeatureControl",
+    "GradientBandit", "MonteCarlo", "SPR", "FeatureControl", "LearningProgress",
     "MonteCarloPrediction", "NStepQ", "NStepTD", "OptionCritic", "PrioritizedSweeping", "QLambda", "QLearning", "Rainbow",
     "RewardPrediction",
     "SARSALambda", "Stream", "ThompsonBandit", "UCBBandit", "ValueReplay", "WorldModel",

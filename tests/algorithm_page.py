@@ -35,7 +35,8 @@ evaluation after training. Where there is no mark, a link leads to the page with
 of `python -m benchmarks.solvers`, whose scores are −`nash_conv`."""
 
 ROBOTS = {"BC": ["nfsp"], "DQN": ["self_play"], "DynamicsLearner": ["auxiliary"], "WorldModel": ["thinker", "thinker_shared"],
-          "PPO": ["hierarchy"], "OptionCritic": ["options"]}
+          "PPO": ["hierarchy"], "OptionCritic": ["options"],
+          "LearningProgress": ["curriculum"]}
 """Class → the robots of several tasks that it is part of, where these have other names."""
 
 

@@ -75,7 +75,7 @@ def in_pieces(name):
     """Of those that act long before they pause: so much that there is a pause, and as much again behind it."""
     config = experiments.get(name).config
     defaults = single.DEFAULTS.get(config.get("algorithm"), {})
-    if defaults.get("helper") == "OnlineHelper" or experiments.get(name).robot == "options":
+    if defaults.get("helper") == "OnlineHelper" or experiments.get(name).robot in ("options", "curriculum"):
         return {"total_steps": 4096}  # each agent takes 256 steps at a time
     if experiments.get(name).robot == "auxiliary" and config.get("algorithm") == "PPO":
         return {"OnPolicyHelper.unroll": 16}
