@@ -30,6 +30,7 @@ from parl_like.algorithms.mbpo import MBPO, EnsembleLearner
 from parl_like.algorithms.mixing import QMIX, VDN
 from parl_like.algorithms.mpo import MPO
 from parl_like.algorithms.munchausen import MDQN
+from parl_like.algorithms.muzero import MuZero, MuZeroModel
 from parl_like.algorithms.natural import NPG, TRPO
 from parl_like.algorithms.oac import OAC
 from parl_like.algorithms.ppg import PPG
@@ -55,6 +56,7 @@ from parl_like.algorithms.vmpo import VMPO
 from parl_like.algorithms.world_model import WorldModel
 
 __all__ = [
+    "MuZero", "MuZeroModel",
     "A2C", "APPO", "ARS", "BC", "BCQ", "BDQ", "C51", "CEM", "CQL", "CRR", "DDPG", "DQN", "ES", "FQF", "GAIL", "IMPALA", "IQL",
     "IQN", "MADDPG", "MAPPO", "MARWIL", "MBPO", "MDQN", "MPO", "NPG", "OAC", "PLAS", "PPG", "PPO", "PSRL", "QMIX", "QRDQN",
     "QRSAC", "R2D2", "REDQ", "REINFORCE", "REM", "SAC", "SARSA", "TD", "TD3", "TD3BC", "TQC", "TRPO", "VDN", "VMPO",

@@ -33,6 +33,7 @@ from parl_like.models.heads import (
 from parl_like.models.imitator import MLPImitator
 from parl_like.models.lstm_attention import LSTMAttention
 from parl_like.models.mlp import MLP, MLPQ, EnsembleMLP, MLPActorCritic
+from parl_like.models.muzero_net import LatentPrediction, LatentWorld, MuZeroNet
 from parl_like.models.planner import Planner
 from parl_like.models.recurrent import RecurrentActorCritic, RecurrentQ
 from parl_like.models.tabular import OptionTable, QTable, VTable
@@ -58,6 +59,8 @@ __all__ = [
     "GSDEHead",
     "GaussianHead",
     "LSTMAttention",
+    "LatentPrediction",
+    "LatentWorld",
     "MLPActorCritic",
     "MLPActorQ",
     "MLPBootstrappedQ",
@@ -73,6 +76,7 @@ __all__ = [
     "MLPTeamActorQ",
     "MLPTeamMix",
     "MLPTeamQ",
+    "MuZeroNet",
     "MultiCategoricalHead",
     "OptionTable",
     "Planner",

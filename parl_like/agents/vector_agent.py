@@ -81,20 +81,24 @@ class VectorAgent(Agent):
     def run_one_episode(self) -> None:
         """Act in all environments until each has had its share of episodes, or else until the robot stops: the first task acts,
         and the helpers of all tasks store every step. Raises AgentFailed where the robot has no task."""
-        env, helpers = self.env, list(self.helpers.values())
-        if not helpers:
+        env, choose = self.env, self.choose
+        if not self.helpers:
             raise AgentFailed(f"{self}: the robot has no task that could act; give it one, or write run_one_episode")
         env.quotas = None
         if self.quota.episodes is not None:
             share, rest = divmod(self.quota.episodes, env.n)
             env.quotas = np.array([share + (i < rest) for i in range(env.n)])
-        obs, _ = env.reset()
+        obs, info = env.reset()
         while env.quotas is None or env.quotas.any():
-            act = helpers[0].predict(obs)
+            act = choose(obs, info)
             obs_next, rew, terminated, truncated, info = env.step(act)
             self.remember(obs, act, rew, terminated, truncated, info)
             env.end_episodes()
             obs = obs_next
+
+    def choose(self, obs: Any, info: Info) -> Any:
+        """Return what to do about observations [n, …] and the `info` that came with them; by default what the first task says."""
+        return next(iter(self.helpers.values())).predict(obs)
 
     def remember(self, obs: Any, act: Any, rew: Any, terminated: Any, truncated: Any, info: Info) -> None:
         """Store the step that `env.step` has just made, [n, ...] each; by default in the helpers of all tasks."""

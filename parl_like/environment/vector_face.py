@@ -140,6 +140,11 @@ class VectorFace(EnvFace):
         kept = type(env.unwrapped) is SyncVectorEnv or type(env.unwrapped).__module__.startswith("parl_like.")
         self._final = FinalObservationsCheck(agent) if self._mode is AutoresetMode.SAME_STEP and not kept else None
 
+    @property
+    def episode_lengths(self) -> Array:
+        """[n] int64, the actions so far of each running episode."""
+        return self._episodes.lengths
+
     def limit(self, steps: int) -> None:
         """As of `EnvFace`, in steps of each environment; where an episode is cut off, the next one begins with a reset of all."""
         self._limit = steps

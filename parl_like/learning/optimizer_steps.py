@@ -152,8 +152,8 @@ class Optimization:
         self.several = len(steppers) > 1 or bool(steppers and self.moved)
         self.optimizers = {name: stepper.optimizer for name, stepper in steppers.items() if stepper.optimizer is not None}
 
-    def report_unheld(self) -> None:
-        """Warns of parameters that should learn and that no optimiser holds."""
+    def report_unheld(self, is_others: Callable[[torch.Tensor], bool]) -> None:
+        """Warns of parameters that should learn and that no optimiser holds; `is_others`: whether another task learns one."""
         algorithm = self.algorithm
         kept = [value for value in vars(algorithm).values() if isinstance(value, torch.optim.Optimizer)]
         own = [optimizer for stepper in self.steppers.values() for optimizer in stepper.optimizers]
@@ -163,7 +163,8 @@ class Optimization:
         for name, network in algorithm.networks().items():
             if not name.startswith("target"):  # a copy that follows
                 parameters |= {f"{name}.{key}": parameter for key, parameter in network.named_parameters()}
-        unheld = [name for name, parameter in parameters.items() if parameter.requires_grad and id(parameter) not in held]
+        unheld = [name for name, parameter in parameters.items()
+                  if parameter.requires_grad and id(parameter) not in held and not is_others(parameter)]
         if unheld and self.steppers:
             where = "from parameters()" if algorithm.losses is None else "in losses"
             warnings.warn(f"{self.owner()}: no optimiser holds {', '.join(unheld[:8])}{' …' * (len(unheld) > 8)}; yield them "

@@ -145,6 +145,11 @@ class LearnedParameters:
             related += [sharer for sharer in one.sharers if sharer not in related]
             one.lock = owners[0].lock
 
+    def is_others(self, tensor: object) -> bool:
+        """Return whether another living task owns it."""
+        reference = getattr(tensor, _OWNER, None)
+        return reference is not None and reference() not in (None, self)
+
     def _owner_of(self, tensor: object, take: bool = False) -> LearnedParameters:
         """Return whose it is: this task's from now on, where it was nobody's, or to `take` it."""
         reference = getattr(tensor, _OWNER, None)

@@ -219,7 +219,7 @@ class ComputationTask:
         """Makes the optimisers over the parameters that no other living task owns, see `LearnedParameters`."""
         optimization = self.learned.claim(self.algorithm, self.native)
         if self.train and type(self.algorithm).learn is not Algorithm.learn:
-            optimization.report_unheld()
+            optimization.report_unheld(self.learned.is_others)
 
     def predict(self, inputs: Mapping[str, Array], mode: Mode = "collect") -> dict[str, Array]:
         """Serves one packed batch.

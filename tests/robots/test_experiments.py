@@ -96,6 +96,11 @@ def short(name):
     if experiments.get(name).robot == "alphazero":
         return {"n_agents": 4, "warmup": 64, "batch_size": 32, "simulations": 4, "eval_games": 2, "eval_simulations": 2,
                 "total_steps": 320}
+    if experiments.get(name).robot == "muzero":
+        return {"n_agents": 2, "n_envs": 4, "simulations": 4, "n_step": 4, "LatentWorld.size": 8, "total_steps": 640} | (
+            {} if "cartpole" in name else {"eval_games": 2}) | {
+                f"{task}.OffPolicyHelper.{key}": value for task in ("model", "prediction")
+                for key, value in (("warmup", 64), ("batch_size", 16), ("learn_every", 16))}
     if experiments.get(name).robot == "mcts":
         return {"n_agents": 2, "simulations": 30, "depth": 30, "total_steps": 60}  # so few that seeds differ
     if name.startswith("thinker-atari"):

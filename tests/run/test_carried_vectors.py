@@ -4,14 +4,16 @@ from functools import partial
 
 import gymnasium as gym
 import pytest
-from agent_fakes import a2c
+from agent_fakes import a2c, spaces_of
 from test_carried_episodes import Clonable, Lottery, robot_of
 from transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixtures
 
-from parl_like import ComputationTask, OnPolicyHelper, VectorAgent, create_algorithm_func
+from parl_like import Agent, ComputationTask, OnPolicyHelper, VectorAgent, create_algorithm_func
 from parl_like.algorithms import A2C
 from parl_like.drivers.workers.processes import Processes
 from parl_like.environment.state import clone_state, restore_state
+from parl_like.envs.games import TicTacToe
+from parl_like.envs.games.all_seats import AllSeats
 from parl_like.envs.sokoban.vector import SokobanVectorEnv
 from parl_like.envs.vector import make_vector_env
 from parl_like.models import MLPActorCritic
@@ -58,6 +60,27 @@ def test_a_group_goes_on_after_a_checkpoint_and_a_resume_is_exact(kind, autorese
             part.checkpoint_boundary()
         assert part.trace_hash() == whole.trace_hash() and part.recent_returns == whole.recent_returns
         assert whole.episodes_cut == 0 and set(whole.recent_lengths) == {2, 30}
+
+
+@pytest.mark.parametrize("agent", [Agent, partial(VectorAgent, 3)], ids=["one", "three"])
+def test_episodes_whose_environment_refuses_illegal_actions_are_carried(agent, tmp_path, caplog):
+    """Each is tried out by a step before it goes on, with an action that its mask allows."""
+    def build():
+        spaces = spaces_of(AllSeats(TicTacToe()))
+        task = ComputationTask(create_algorithm_func(MLPActorCritic, {**spaces, "hidden": [4]}, A2C, {}),
+                               lambda: OnPolicyHelper(unroll=7))
+        return robot_of(partial(AllSeats, TicTacToe()), task, agent=agent, n_agents=1)
+
+    with build() as whole, build() as part:
+        for i in range(3):
+            whole.train_iter()
+            if i == 1:
+                whole.save(tmp_path / "c")
+            whole.checkpoint_boundary()
+        part.load(tmp_path / "c")
+        part.train_iter()
+        part.checkpoint_boundary()
+        assert part.trace_hash() == whole.trace_hash() and whole.episodes_cut == 0 and "cut off" not in caplog.text
 
 
 def test_games_of_sokoban_are_carried_also_over_two_checkpoints_in_a_row(tmp_path):
