@@ -13,6 +13,7 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from parl_like.environment.value_check import ExactCheck
 from parl_like.envs.sokoban.vector import SokobanVectorEnv
 from parl_like.envs.vector.make import GroupVectorEnv, InlineHost
 from parl_like.envs.wrappers import clone_state, restore_state
@@ -91,26 +92,38 @@ class SokobanSnapshots:
         self.sim.close()
 
 
-class EnvSnapshots:
-    """Snapshots of the single environments `envs`, one after the other; `sim` is one made as they were, in which planning steps.
+class _SingleEnvs:
+    """Snapshots of single environments, one after the other. A subclass says how they are kept."""
 
-    Raises:
-        TypeError: a layer of them cannot clone its state.
-    """
-
-    def __init__(self, envs: Sequence[gym.Env[Any, Any]], slots: int, sim: gym.Env[Any, Any]) -> None:
-        self.envs, self.sim = envs, sim
-        self.sim.reset(seed=0)
-        try:
-            clone_state(self.sim)
-        except TypeError as error:
-            raise TypeError(f"perfect model: {error}; or use a learned model (wrapper_type=0)") from error
+    def __init__(self, envs: Sequence[gym.Env[Any, Any]], slots: int) -> None:
+        self.envs = envs
         self._kept: list[Any] = [None] * slots
 
     def take(self, slots: Array) -> None:
         """Store the state of environment i in `slots[i]`, [n] int64."""
         for env, slot in zip(self.envs, slots.tolist(), strict=True):
-            self._kept[slot] = clone_state(env)
+            self._kept[slot] = self._state_of(env)
+
+    def gone(self, parent: int, child: int, action: int) -> tuple[Any, float, bool]:
+        """Step from the state in slot `parent` by an action of the environment's numbers, and store where that leads in slot
+        `child`.
+
+        Returns:
+            The observation as the environment gave it, the reward, and whether the episode has ended.
+
+        Raises:
+            BadOutput: the environment gives anything but five values, or a reward that is not one finite number.
+        """
+        env = self._at(parent)
+        given = env.step(action)
+        try:
+            obs, rew, terminated, truncated, _ = given
+        except (TypeError, ValueError):
+            ExactCheck.five(given)
+        gained = ExactCheck.number(rew)
+        ExactCheck.finite(gained)
+        self._kept[child] = self._left(env)
+        return obs, gained, bool(terminated or truncated)
 
     def step(self, parent: Array, child: Array, action: Array) -> tuple[Array, Array, Array]:
         """Step from the states in slots `parent` [m] by actions [m] int64 of the environment's numbers, and store where that
@@ -121,43 +134,81 @@ class EnvSnapshots:
         """
         seen, gained, over = [], [], []
         for old, new, act in zip(parent.tolist(), child.tolist(), action.tolist(), strict=True):
-            restore_state(self.sim, self._kept[old])
-            obs, rew, terminated, truncated, _ = self.sim.step(act)
-            self._kept[new] = clone_state(self.sim)
+            obs, rew, done = self.gone(old, new, act)
             seen.append(np.array(obs))  # a copy: the environment may draw its next observation into the same array
-            gained.append(float(rew))
-            over.append(bool(terminated or truncated))
+            gained.append(rew)
+            over.append(done)
         return np.stack(seen), np.array(gained), np.array(over)
+
+    def _state_of(self, env: gym.Env[Any, Any]) -> Any:
+        """Return what is kept of an environment."""
+        raise NotImplementedError
+
+    def _at(self, slot: int) -> gym.Env[Any, Any]:
+        """Return an environment in the state of a slot, which may be stepped."""
+        raise NotImplementedError
+
+    def _left(self, env: gym.Env[Any, Any]) -> Any:
+        """Return what is kept of the environment that `_at` gave, and that was stepped."""
+        return self._state_of(env)
+
+    def close(self) -> None:
+        """Close what planning steps, not the real environments."""
+        self._kept = []
+
+
+class EnvSnapshots(_SingleEnvs):
+    """Snapshots of environments that can clone their state; `sim` is one made as they were, in which planning steps.
+
+    Raises:
+        TypeError: a layer of them cannot clone its state.
+    """
+
+    def __init__(self, envs: Sequence[gym.Env[Any, Any]], slots: int, sim: gym.Env[Any, Any]) -> None:
+        super().__init__(envs, slots)
+        self.sim = sim
+        self.sim.reset(seed=0)
+        try:
+            clone_state(self.sim)
+        except TypeError as error:
+            raise TypeError(f"perfect model: {error}; or use a learned model (wrapper_type=0)") from error
+
+    def _state_of(self, env: gym.Env[Any, Any]) -> Any:
+        return clone_state(env)
+
+    def _at(self, slot: int) -> gym.Env[Any, Any]:
+        restore_state(self.sim, self._kept[slot])
+        return self.sim
 
     def close(self) -> None:
         """Close the environments that planning steps, not the real ones."""
+        super().close()
         self.sim.close()
 
 
-class CopiedEnvs:
-    """Snapshots of single environments that cannot clone their state: deep copies of the whole of them. It is slower, and what an
+class CopiedEnvs(_SingleEnvs):
+    """Snapshots of environments that cannot clone their state: deep copies of the whole of them. It is slower, and what an
     environment keeps outside of Python is not copied with it."""
 
-    def __init__(self, envs: Sequence[gym.Env[Any, Any]], slots: int) -> None:
-        self.envs = envs
-        self._kept: list[Any] = [None] * slots
+    def _state_of(self, env: gym.Env[Any, Any]) -> Any:
+        return copied_env(env)
 
-    def take(self, slots: Array) -> None:
-        """Store a copy of environment i in `slots[i]`, [n] int64."""
-        for env, slot in zip(self.envs, slots.tolist(), strict=True):
-            self._kept[slot] = copy.deepcopy(env)
+    def _at(self, slot: int) -> gym.Env[Any, Any]:
+        return copied_env(self._kept[slot])
 
-    def step(self, parent: Array, child: Array, action: Array) -> tuple[Array, Array, Array]:
-        """Step copies of the environments in slots `parent` [m], see `EnvSnapshots.step`."""
-        seen, gained, over = [], [], []
-        for old, new, act in zip(parent.tolist(), child.tolist(), action.tolist(), strict=True):
-            env = self._kept[new] = copy.deepcopy(self._kept[old])
-            obs, rew, terminated, truncated, _ = env.step(act)
-            seen.append(np.array(obs))
-            gained.append(float(rew))
-            over.append(bool(terminated or truncated))
-        return np.stack(seen), np.array(gained), np.array(over)
+    def _left(self, env: gym.Env[Any, Any]) -> Any:
+        return env
 
-    def close(self) -> None:
-        """Forget the copies."""
-        self._kept = []
+
+def copied_env(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
+    """Return a deep copy of an environment.
+
+    Raises:
+        TypeError: it has parts that cannot be copied.
+    """
+    try:
+        return copy.deepcopy(env)
+    except Exception as error:
+        raise TypeError(f"{env} cannot clone its state, and it cannot be copied ({type(error).__name__}: {error}); write its "
+                        "clone_state() and restore_state(state), see docs/own.md, or leave out of it what cannot be copied "
+                        "(__deepcopy__)") from error

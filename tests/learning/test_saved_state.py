@@ -14,7 +14,7 @@ from parl_like import Robot
 from parl_like.data.storage.archive import read_archive
 from parl_like.data.storage.state_check import check_alike
 from parl_like.environment.stop_conditions import StopWhen
-from parl_like.learning.saved_state import _load_optimizer, _optimizer_state
+from parl_like.learning.saved_state import _load_optimizer, _optimizer_state, pack
 from parl_like.values.errors import AgentFailed
 
 MAKE = {
@@ -198,6 +198,15 @@ def test_states_are_alike_where_their_types_are():
             check_alike({name: value}, own, "here")
     with pytest.raises(ValueError, match="^here, rate: expected a number"):
         check_alike({"rate": 10**400}, own, "here")  # no float is so large
+
+
+def test_dicts_whose_keys_come_and_go_are_alike_where_they_have_the_same():
+    """Such as the info of a vector environment, which has other keys where an episode has ended."""
+    own, saved = pack({"lost": True, "player": np.zeros(3, np.int64)}, "info"), pack({"player": np.ones(3, np.int64)}, "info")
+    check_alike(saved, own, "here")
+    check_alike(own, saved, "here")
+    with pytest.raises(ValueError, match=r"^here, player: expected an array \('n',\) int64, got ndarray \(3,\) bool"):
+        check_alike(pack({"player": np.ones(3, bool)}, "info"), own, "here")
 
 
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD, torch.optim.RMSprop, torch.optim.AdamW, torch.optim.Adagrad])

@@ -18,15 +18,18 @@ OPTIONAL = ", carried"
 def check_alike(saved: object, own: object, at: str) -> None:
     """Raises ValueError, which names the place, where `saved` has other types than `own`, the state of what is to take it over.
 
-    Mappings are compared key by key, where both have the key; lists element by element with the last own one for those behind it;
-    arrays by dtype and by all of the shape but the first axis. A whole number that is no bool and none below 0 stays so. None
-    and what is empty in `own` tell nothing of what may come there: whoever takes it looks for itself.
+    Mappings, and dicts that were packed, are compared key by key, where both have the key; lists element by element with the last
+    own one for those behind it; arrays by dtype and by all of the shape but the first axis. A whole number that is no bool and
+    none below 0 stays so. None and what is empty in `own` tell nothing of what may come there: whoever takes it looks for itself.
     """
     if isinstance(own, Mapping):
         if saved is None and at.endswith(OPTIONAL):
             return
         if not isinstance(saved, Mapping):
             raise _wrong(at, "values by name", saved)
+        theirs, mine = _packed_dict(saved), _packed_dict(own)
+        if theirs is not None and mine is not None:  # the keys of an info come and go from step to step
+            saved, own = theirs, mine
         for name, value in saved.items():
             if name in own:
                 check_alike(value, own[name], f"{at}, {name}" if at else str(name))
@@ -52,6 +55,16 @@ def check_alike(saved: object, own: object, at: str) -> None:
             raise _wrong(at, "a number", saved)
     elif isinstance(own, str) and not isinstance(saved, str):
         raise _wrong(at, "text", saved)
+
+
+def _packed_dict(packed: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the values by key of a dict that was packed (`parl_like.learning.saved_state.pack`); None: it is none."""
+    items = packed.get("items")
+    if packed.get("kind") != "dict" or not isinstance(items, (list, tuple)):
+        return None
+    if not all(isinstance(item, (list, tuple)) and len(item) == 2 and isinstance(item[0], str) for item in items):
+        return None
+    return dict(items)
 
 
 def check_count(saved: Any, at: str, least: int | None = 0) -> None:
