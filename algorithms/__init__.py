@@ -35,8 +35,10 @@ from parl_like.algorithms.natural import NPG, TRPO
 from parl_like.algorithms.oac import OAC
 from parl_like.algorithms.ppg import PPG
 from parl_like.algorithms.ppo import PPO
+from parl_like.algorithms.pqn import PQN
 from parl_like.algorithms.quantiles import FQF, IQN, QRDQN
 from parl_like.algorithms.r2d2 import R2D2
+from parl_like.algorithms.recurrent_actors import RSAC, RTD3
 from parl_like.algorithms.redq import REDQ, DroQ
 from parl_like.algorithms.reinforce import REINFORCE
 from parl_like.algorithms.rem import REM
@@ -66,4 +68,5 @@ __all__ = [
     "MonteCarloPrediction", "NStepQ", "NStepTD", "OptionCritic", "PrioritizedSweeping", "QLambda", "QLearning", "Rainbow",
     "RewardPrediction",
     "SARSALambda", "Stream", "ThompsonBandit", "UCBBandit", "ValueReplay", "WorldModel",
+    "PQN", "RSAC", "RTD3",
 ]  # fmt: skip

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from parl_like.algorithms.actor_critic import ActorCritic
-from parl_like.algorithms.r2d2 import each
+from parl_like.algorithms.sequences import each
 from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Schedule, Window, value_of
 from parl_like.learning.model import Model

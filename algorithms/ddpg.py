@@ -86,22 +86,31 @@ class TD3(Algorithm):
         written = evaluated_actor_q(self.target, self.target, batch.obs_next) if has_native_learn(self) else None
         act = (self.target.act(batch.obs_next) if written is None else
                torch.from_numpy(written.actor.forward(written.features)[0]).tanh_())
-        if self.smoothing:
-            noise = torch.randn(act.shape, generator=self.torch_rng, device=act.device) * self.smoothing
-            act = (act + noise.clamp(-self.smoothing_clip, self.smoothing_clip)).clamp(-1.0, 1.0)
+        act = self.smoothed(act)
         rew, discount = rewards_and_discount(batch, self.discounts)
         q = (self.target.q(batch.obs_next, act).amin(0) if written is None else
              torch.from_numpy(least(written.without_gradients(act.numpy()), 0.0)[0]))
         batch.target = rew + discount * q
         return batch
 
+    def smoothed(self, act: torch.Tensor) -> torch.Tensor:
+        """clip(act + ε, −1, 1)."""
+        if not self.smoothing:
+            return act
+        noise = torch.randn(act.shape, generator=self.torch_rng, device=act.device) * self.smoothing
+        return (act + noise.clamp(-self.smoothing_clip, self.smoothing_clip)).clamp(-1.0, 1.0)
+
     def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
         yield critic_terms(self.model.q(batch.obs, batch.act) - batch.target, batch)
+        yield from self.actor_updates(batch)
+
+    def actor_updates(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
+        """The actor's loss, where it is due."""
         if self.due("actor"):
             q = self.model.q(batch.obs, self.model.act(batch.obs))[0].mean()
             yield {"actor": -q, "q": q.detach()}
 
-    @twin_of(learn)
+    @twin_of(learn, actor_updates)
     def native_learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None] | None:
         written = written_actor_q(self.model, batch.obs)
         return None if written is None else self._written_steps(batch, written)

@@ -117,19 +117,19 @@ class SAC(Algorithm):
         noise = torch.randn(out["mean"].shape, generator=self.torch_rng, device=out["mean"].device)
         return self.model.head.draw(out, noise)  # type: ignore[no-any-return]
 
-    def soft(self, obs: Any, critic: Any) -> tuple[Tensor, Tensor]:
+    def soft(self, obs: Any, critic: Any, seen: Any = None) -> tuple[Tensor, Tensor]:
         """E Q(s, a) by these critics and E log π(a|s), both [N], over the policy's actions; of a structured action log π [arrays,
-        N]."""
-        out = self.model.policy(obs)
+        N]. `seen`: what the critics see in place of obs; None: the same."""
+        out, seen = self.model.policy(obs), obs if seen is None else seen
         if self.parts is not None:
             rows = len(next(iter(out.values())))
             noise = torch.randn((rows, self.parts.size), generator=self.torch_rng, device=self.log_alpha.device)
             numbers, p, log_p = self.parts(out, noise)
-            return self.pool(critic.expected_q(obs, numbers, p), critic is self.target), log_p
+            return self.pool(critic.expected_q(seen, numbers, p), critic is self.target), log_p
         if self.discrete:
-            return expected(self.model.head.log_probs(out), self.pool(critic.q(obs), critic is self.target))
+            return expected(self.model.head.log_probs(out), self.pool(critic.q(seen), critic is self.target))
         act, log_p = self.drawn(out)
-        return self.pool(critic.q(obs, act), critic is self.target), log_p
+        return self.pool(critic.q(seen, act), critic is self.target), log_p
 
     def process(self, batch: Batch) -> Batch:
         """Adds the targets y [N]."""
@@ -150,6 +150,10 @@ class SAC(Algorithm):
 
     def learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
         yield self.critic_update(batch)
+        yield from self.actor_updates(batch)
+
+    def actor_updates(self, batch: Batch) -> Generator[Mapping[str, Any], None, None]:
+        """The losses of actor and temperature, where they are due."""
         if self.due("actor"):
             alpha = self.log_alpha.detach().exp()
             q, log_p = self.soft(batch.obs, self.model)
@@ -167,7 +171,7 @@ class SAC(Algorithm):
             return self.target_entropy if self.parts is None else self.log_alpha.new_tensor(self.target_entropy)
         return default_entropy(self.model.act_space, obs) if self.parts is None else self.parts.entropies(obs)
 
-    @twin_of(learn, critic_update, soft, drawn, pool, cost, wanted_entropy)
+    @twin_of(learn, actor_updates, critic_update, soft, drawn, pool, cost, wanted_entropy)
     def native_learn(self, batch: Batch) -> Generator[Mapping[str, Any], None, None] | None:
         written = None if self.discrete else written_actor_q(self.model, batch.obs)
         return None if written is None else self._written_steps(batch, written)

@@ -291,6 +291,112 @@ class TruncatedAsTerminated(gym.Wrapper[Any, Any, Any, Any], RecordConstructorAr
         return obs, reward, ends, False, info | {"truncated": bool(truncated)} if ends else info
 
 
+class ObservationSubset(gym.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+    """Some numbers of an observation vector, in this order, such as those that are no velocities: what is left out has to be
+    remembered.
+
+    Args:
+        env: Its observations are a Box [n].
+        indices: Places of the numbers that stay, from 0.
+
+    Raises:
+        ValueError: observations are no vectors, or indices is empty or names a place twice or one that is not there.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], indices: Sequence[int]) -> None:
+        RecordConstructorArgs.__init__(self, indices=indices)
+        super().__init__(env)
+        space = _box(self, env.observation_space, "observations")
+        self.indices = [int(i) for i in indices]
+        if len(space.shape) != 1 or not self.indices or len(set(self.indices)) < len(self.indices) or not (
+                0 <= min(self.indices) and max(self.indices) < space.shape[0]):
+            raise ValueError(f"ObservationSubset: indices is {indices!r}, observations {space}; expected different places of a "
+                             "vector")
+        self.observation_space = gym.spaces.Box(space.low[self.indices], space.high[self.indices], dtype=space.dtype)
+
+    def observation(self, observation: Any) -> Any:
+        return np.asarray(observation)[self.indices]
+
+
+class ImageChannelFirst(gym.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+    """Images [H, W, C] as [C, H, W], as networks compute them; which axis has the channels need not be guessed then.
+
+    Args:
+        env: Its observations are an image, or a Dict with one.
+        key: Of the image in the Dict.
+
+    Raises:
+        ValueError: there is no Box of three axes.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], key: str | None = None) -> None:
+        RecordConstructorArgs.__init__(self, key=key)
+        super().__init__(env)
+        seen: Any = env.observation_space
+        space = seen if key is None else seen.spaces.get(key) if isinstance(seen, gym.spaces.Dict) else None
+        if not isinstance(space, gym.spaces.Box) or len(space.shape) != 3:
+            raise ValueError(f"ImageChannelFirst: key is {key!r}, observations are {seen}; expected an image [H, W, C] there")
+        self.key = key
+        image = gym.spaces.Box(*(np.moveaxis(bound, -1, 0) for bound in (space.low, space.high)), dtype=space.dtype)  # type: ignore
+        self.observation_space = image if key is None else gym.spaces.Dict({**seen.spaces, key: image})
+
+    def observation(self, observation: Any) -> Any:
+        if self.key is None:
+            return np.ascontiguousarray(np.moveaxis(observation, -1, 0))
+        return {**observation, self.key: np.ascontiguousarray(np.moveaxis(observation[self.key], -1, 0))}
+
+
+class PreviousStep(gym.Wrapper[Any, Any, Any, Any], RecordConstructorArgs):
+    """Shows what was done and earned before each observation beside it, in acting, in the buffer and in learning alike, for
+    models with a memory or without.
+
+    Observations become a Dict, or stay one: `obs`, `prev_act`, the environment's own action, `prev_rew` [1] float32, and `first`
+    [1]: whether the episode begins, where the action is one of zeros and the reward 0.
+
+    Raises:
+        ValueError: the observation has a part of such a name already.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        seen = env.observation_space
+        parts = dict(seen.spaces) if isinstance(seen, gym.spaces.Dict) else {"obs": seen}
+        more = {"prev_act": env.action_space, "prev_rew": gym.spaces.Box(-np.inf, np.inf, (1,), np.float32),
+                "first": gym.spaces.MultiBinary(1)}
+        if taken := parts.keys() & more.keys():
+            raise ValueError(f"PreviousStep: observations are {seen}; they have {', '.join(sorted(taken))} already")
+        self._nested = isinstance(seen, gym.spaces.Dict)
+        self.observation_space = gym.spaces.Dict({**parts, **more})
+        self._zero = _zeros(env.action_space)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        obs, info = self.env.reset(seed=seed, options=options)
+        return self._beside(obs, copied(self._zero), 0.0, True), info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        done = copied(action)  # the environment may change the action in place
+        obs, reward, terminated, truncated, info = self.env.step(action)
+        return self._beside(obs, done, float(reward), False), reward, terminated, truncated, info
+
+    def _beside(self, obs: Any, act: Any, rew: float, first: bool) -> dict[str, Any]:
+        parts = dict(obs) if self._nested else {"obs": obs}
+        return {**parts, "prev_act": act, "prev_rew": np.array([rew], np.float32), "first": np.array([first], np.int8)}
+
+
+def _zeros(space: gym.Space[Any]) -> Any:
+    """Return an action whose numbers are the nearest to 0 that there are."""
+    if isinstance(space, gym.spaces.Dict):
+        return {name: _zeros(part) for name, part in space.spaces.items()}
+    if isinstance(space, gym.spaces.Tuple):
+        return tuple(_zeros(part) for part in space.spaces)
+    if isinstance(space, gym.spaces.Discrete):
+        return int(space.start)
+    if isinstance(space, gym.spaces.Box):
+        return np.clip(np.zeros(space.shape), space.low, space.high).astype(space.dtype)
+    return np.zeros(space.shape or (), space.dtype) + getattr(space, "start", 0)
+
+
 class NoisyObservation(gym.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
     """Appends `n` fresh standard normal numbers, from the environment's own generator, to every observation vector.
 

@@ -35,7 +35,7 @@ from parl_like.models.lstm_attention import LSTMAttention
 from parl_like.models.mlp import MLP, MLPQ, EnsembleMLP, MLPActorCritic
 from parl_like.models.muzero_net import LatentPrediction, LatentWorld, MuZeroNet
 from parl_like.models.planner import Planner
-from parl_like.models.recurrent import RecurrentActorCritic, RecurrentQ
+from parl_like.models.recurrent import RecurrentActorCritic, RecurrentActorQ, RecurrentQ
 from parl_like.models.tabular import OptionTable, QTable, VTable
 from parl_like.models.team import MLPCentralActorCritic, MLPTeamActorQ, MLPTeamMix, MLPTeamQ
 from parl_like.models.thinker_net import ThinkerNet
@@ -82,6 +82,7 @@ __all__ = [
     "Planner",
     "QTable",
     "RecurrentActorCritic",
+    "RecurrentActorQ",
     "RecurrentQ",
     "RewardClasses",
     "SquashedGaussianHead",

@@ -216,6 +216,24 @@ class DropoutEnsembleMLP(EnsembleMLP):
         return [network.dense_layer(end, weight, bias, None, i) for i, end in enumerate(ends)]
 
 
+class NormedMLP(DropoutEnsembleMLP):
+    """One network [..., sizes[0]] → [..., sizes[-1]] with layer norm behind each hidden layer, before its activation.
+
+    Args:
+        sizes, activation: As for `MLP`.
+    """
+
+    def __init__(self, sizes: Sequence[int], activation: str = "relu") -> None:
+        super().__init__(1, sizes, activation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x)[0]
+
+    def native_layers(self, network: NetworkLayers, source: int) -> int:  # type: ignore[override]  # it is one network
+        """Add its layers behind layer `source`; return the number of the last."""
+        return super().native_layers(network, source)[0]
+
+
 class _LayerNorms(nn.Module):
     """Layer norm [n, N, size] → [n, N, size] with weights of each of n networks."""
 
@@ -241,21 +259,24 @@ class MLPQ(Model):
         hidden: Sizes of the hidden layers.
         dueling: values = v + a − mean(a), each from a last hidden layer of its own (Wang et al. 2016).
         noisy: Above 0, there is noise in the weights of all these layers, with this σ₀ (0.5 as published; see `NoisyLinear`).
+        layer_norm: Layer norm behind each hidden layer, before its activation, as `PQN` needs it.
         heads: Numbers for each action, such as quantiles of its return.
         trunk: A perception with `out_size`, perhaps shared with another task's model; None: the flat observation.
 
     Raises:
-        TypeError: `act` is not Discrete.
+        TypeError: `act` is not Discrete. ValueError: layer norm together with dueling or noise.
     """
 
     def __init__(
         self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64, 64), *, activation: str = "relu",
-        dueling: bool = False, noisy: float = 0.0, heads: int = 1, trunk: nn.Module | None = None,
+        dueling: bool = False, noisy: float = 0.0, layer_norm: bool = False, heads: int = 1, trunk: nn.Module | None = None,
     ) -> None:
         super().__init__(obs, act)
         if not isinstance(act, gym.spaces.Discrete):
             raise TypeError(f"{type(self).__name__}: act is {act}; expected Discrete, for one value per action (use an "
                             f"actor-critic, or BDQ with MLPBranchingQ){taken_by(act)}")
+        if layer_norm and (dueling or noisy):
+            raise ValueError(f"{type(self).__name__}: layer_norm goes with neither dueling nor noisy; give one of them")
         self.dueling, self.out_shape = dueling, (int(act.n), heads)
         self.plain = type(self) is MLPQ and heads == 1 and not dueling
         self.mask = mask_key(obs, act)
@@ -266,7 +287,8 @@ class MLPQ(Model):
         size = size if self.body is None else self.body.out_size
         if dueling:
             self.v = MLP([size, *hidden[common:], heads], activation, noisy=noisy)
-        self.net = MLP([size, *hidden[common:], int(act.n) * heads], activation, noisy=noisy)
+        sizes = [size, *hidden[common:], int(act.n) * heads]
+        self.net = NormedMLP(sizes, activation) if layer_norm else MLP(sizes, activation, noisy=noisy)
 
     def common(self, layers: int) -> int:
         """Return how many of the hidden layers come before the streams of a dueling network."""

@@ -12,10 +12,13 @@ from torch import Tensor, nn
 from parl_like.learning.action_spaces import taken_by
 from parl_like.learning.layers import gru, lstm
 from parl_like.learning.model import Model
+from parl_like.models.action_parts import ActionParts
+from parl_like.models.actor_q import MLPActorQ
 from parl_like.models.flat_obs import perception
 from parl_like.models.heads import Distribution, make_head, mask_key, masked
 from parl_like.models.lstm_attention import LSTMAttention
 from parl_like.models.mlp import MLP
+from parl_like.values.batch import Batch
 from parl_like.values.spec import Spec
 
 Memory = Literal["gru", "lstm", "attention"]
@@ -139,3 +142,63 @@ class RecurrentActorCritic(Recurrent):
         y, _ = self._remember(obs, state, first)
         y = y.reshape(-1, self.size)
         return self._out(obs, y), self.critic(y).squeeze(-1)
+
+
+class RecurrentActorQ(Recurrent):
+    """A memory with the policy and critics of `MLPActorQ`, which read what it says, y [N, size], in place of observations; for
+    `RSAC` and `RTD3`.
+
+    Args:
+        obs, act: Spaces, as for `MLPActorQ`.
+        hidden, memory, size, keep, trunk: See `Recurrent`.
+        actor_hidden: Sizes of the hidden layers of the policy and of each critic, behind the memory.
+        critics, policy: As for `MLPActorQ`.
+
+    Attributes:
+        behind: Policy and critics.
+    """
+
+    def __init__(
+        self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (64,), memory: Memory = "gru",
+        *, size: int = 64, keep: float = 0.0, activation: str = "relu", actor_hidden: Sequence[int] = (64,), critics: int = 2,
+        policy: Literal["squashed", "deterministic"] = "squashed", trunk: nn.Module | None = None,
+    ) -> None:
+        super().__init__(obs, act, hidden, memory=memory, size=size, keep=keep, activation=activation, orthogonal=False,
+                         trunk=trunk)
+        y: Any = gym.spaces.Box(-np.inf, np.inf, (size,), np.float32)
+        seen = gym.spaces.Dict({"mask": obs["mask"], "y": y}) if self.mask and isinstance(obs, gym.spaces.Dict) else y
+        self.behind = MLPActorQ(seen, act, actor_hidden, activation=activation, critics=critics, policy=policy)
+
+    @property
+    def actor(self) -> nn.Module:
+        return self.behind.actor
+
+    @property
+    def head(self) -> Any:
+        return self.behind.head
+
+    @property
+    def parts(self) -> ActionParts | None:
+        return self.behind.parts
+
+    def features(self, obs: Any, state: Mapping[str, Tensor] | None = None) -> tuple[Any, dict[str, Tensor]]:
+        """Return what the memory says of one step, obs [N, …], or of T steps of one episode each, [T, N, …], as the heads read
+        it: y [N, size] or [T, N, size], with masks beside it; and the memory after them."""
+        y, after = self._remember(obs, state)
+        return y if self.mask is None else Batch({"mask": obs[self.mask], "y": y}), after
+
+    def policy(self, y: Any) -> dict[str, Tensor]:
+        """As `MLPActorQ.policy`."""
+        return self.behind.policy(y)
+
+    def act(self, y: Any) -> Tensor:
+        """As `MLPActorQ.act`."""
+        return self.behind.act(y)
+
+    def q(self, y: Any, act: Any = None) -> Tensor:
+        """As `MLPActorQ.q`."""
+        return self.behind.q(y, act)
+
+    def expected_q(self, y: Any, numbers: Tensor, p: Tensor) -> Tensor:
+        """As `MLPActorQ.expected_q`."""
+        return self.behind.expected_q(y, numbers, p)

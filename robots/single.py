@@ -36,6 +36,8 @@ OFF_POLICY = {"models": ("MLPActorQ",), "helper": "OffPolicyHelper", "OffPolicyH
               # before the first update the policy alone explores little, a deterministic one hardly
               "OffPolicyHelper.warmup": 256, "OffPolicyHelper.random_steps": 256}
 
+RECURRENT = {**OFF_POLICY, "models": ("RecurrentActorQ",), "OffPolicyHelper.batch_size": 32, "OffPolicyHelper.learn_every": 2}
+
 NATURAL = {**ON_POLICY, "n_agents": 8, "OnPolicyHelper.unroll": 128}
 TABLE: dict[str, Any] = {"models": ("QTable",), "helper": "OnlineHelper", "n_agents": 1}
 STATES = {**TABLE, "models": ("VTable",)}
@@ -57,6 +59,8 @@ DEFAULTS: dict[str, dict[str, Any]] = {
                  "MLPQ.hidden": [128, 128], "OffPolicyHelper.size": 1_000, "OffPolicyHelper.batch_size": 32,
                  "OffPolicyHelper.learn_every": 1, "OffPolicyHelper.warmup": 100,
                  "BasicDQN.epsilon": {"start": 1.0, "end": 0.01, "decay": 500}},
+    "PQN": {**ON_POLICY, "models": ("MLPQ", "ConvQ"), "n_agents": 16, "OnPolicyHelper.unroll": 32, "total_steps": 500_000,
+            "MLPQ.hidden": [120, 84], "MLPQ.layer_norm": True, "PQN.epsilon": {"start": 1.0, "end": 0.05, "share": 0.5}},
     "MDQN": values_of("MDQN"),
     "C51": values_of("C51", "MLPCategoricalQ", "ConvCategoricalQ"),
     "QRDQN": {**values_of("QRDQN"), "MLPQ.heads": 25, "ConvQ.heads": 200},
@@ -96,6 +100,9 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "APPO": {**ON_POLICY, "n_agents": 16, "OnPolicyHelper.unroll": 32, "OnPolicyHelper.store_policy": True,
              "ComputationTask.training_rule": {"max_rows": 256}},
     "SAC": {**OFF_POLICY, "SAC.lr": 1e-3},
+    "RSAC": {**RECURRENT, "RSAC.lr": 1e-3},
+    "RTD3": {**RECURRENT, "RecurrentActorQ.policy": "deterministic", "OffPolicyHelper.warmup": 1_000,
+             "OffPolicyHelper.random_steps": 1_000},
     "REDQ": {**OFF_POLICY, "MLPActorQ.critics": 10, "OffPolicyHelper.updates": 20, "total_steps": 5_000},
     "DroQ": {**OFF_POLICY, "MLPActorQ.dropout": 0.01, "MLPActorQ.layer_norm": True, "OffPolicyHelper.updates": 20,
              "total_steps": 5_000},

@@ -51,7 +51,7 @@ def test_what_an_argument_is_elsewhere_it_is_here_or_it_is_explained(name):
 
 def test_signatures_are_those_of_the_constructors():
     assert list(inspect.signature(parl_like.models.MLPQ).parameters) == ["obs", "act", "hidden", "activation", "dueling", "noisy",
-                                                                            "heads", "trunk"]
+                                                                            "layer_norm", "heads", "trunk"]
 
     class Plain(parl_like.models.MLPQ):
         pass

@@ -41,7 +41,8 @@ WRAPPERS = {
     _OURS + "make.TimeLimit": ("elapsed",), _OURS + "make.ActionBounds": (), _OURS + "make.FiveValues": (),
     "parl_like.agents.vector_agent._Owning": (),
     **{f"{_OURS}wrappers.{name}": () for name in (
-        "NormalizeObservation", "ActionRepeat", "Discretize", "MultiDiscreteToDiscrete", "TruncatedAsTerminated")},
+        "NormalizeObservation", "ActionRepeat", "Discretize", "MultiDiscreteToDiscrete", "TruncatedAsTerminated",
+        "ObservationSubset", "ImageChannelFirst", "PreviousStep")},
 }
 _SYNC = ("gymnasium.vector.sync_vector_env.SyncVectorEnv", "parl_like.environment.together.EnvsTogether")
 REFUSED = {"ale_py.env.AtariEnv": "its state lacks the action that sticks; use parl_like.envs.atari.Atari"}

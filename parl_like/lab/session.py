@@ -166,15 +166,16 @@ class Session:
                 self.run.outbox.tend()
                 if step < stop:
                     self._evaluate_if_due(step, signals)
-                if signals.received or self.evaluations.reached():
+                if signals.received or signals.saves or self.evaluations.reached():
                     break
             if (close := getattr(iterations, "close", None)) is not None:
                 close()  # a generator left in the middle tidies up now, not when it is collected
             step = self.step()
             ended = bool(signals.received) or self.evaluations.reached()
+            early, signals.saves = ended or signals.saves, False
             if step == before and not ended:
                 raise RuntimeError(f"robot.iterate({stop}) ended at env step {step} without a step; expected it to reach {stop}")
-            step = self._save(last=step >= total or ended, interrupted=ended and step < stop)
+            step = self._save(last=step >= total or ended, interrupted=early and step < stop)
             if step < total and not ended:
                 self._evaluate_if_due(step, signals)
         if step > self.last_row:

@@ -1,4 +1,4 @@
-"""Signals that stop a run: one for a clean stop, a second one to leave at once."""
+"""Signals to a run: one for a clean stop, a second one to leave at once, another for a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,28 +15,35 @@ from parl_like.lab.runs.rundir import RunDir
 
 
 class Signals:
-    """SIGINT and SIGTERM ask for a clean stop; the second one ends the process at once.
+    """SIGINT and SIGTERM ask for a clean stop; the second one ends the process at once. SIGUSR1 asks for a checkpoint, after
+    which the run goes on.
 
     Args:
         show: Gets a line for people, in the middle of whatever goes on.
 
     Attributes:
-        received: Name of the first signal, or empty.
+        received: Name of the first signal that stops, or empty.
+        saves: Whether a checkpoint is asked for.
     """
 
     def __init__(self, run: RunDir, show: Callable[[str], None]) -> None:
         self.run, self.show = run, show
-        self.received = ""
+        self.received, self.saves = "", False
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():  # Python allows handlers nowhere else
             self._before = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
+            self._before[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, self._ask_for_save)
         return self
 
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+    def _ask_for_save(self, *_: object) -> None:
+        self.saves = True
+        self.show("SIGUSR1: a checkpoint after this iteration; training goes on")
 
     def _handle(self, number: int, _: FrameType | None) -> None:
         name = signal.Signals(number).name

@@ -57,6 +57,7 @@ class Stepper:
         self.owner, self.loss, self.algorithm, self.parameters = owner, loss, algorithm, loss.parameters
         make = loss.optimizer or partial(FusedAdam, eps=adam_eps)
         lr = rate(algorithm, loss.lr)
+        self.norm: float | None = None
         self._first = value_of(lr, 0)
         self.rate: float | None = None if callable(lr) else lr
         self.optimizer = make(mine, lr=self._first) if mine else None
@@ -151,6 +152,18 @@ class Optimization:
             self.buffers = []
         self.several = len(steppers) > 1 or bool(steppers and self.moved)
         self.optimizers = {name: stepper.optimizer for name, stepper in steppers.items() if stepper.optimizer is not None}
+
+    def rates(self) -> dict[str, float]:
+        """`lr`, and `grad_norm` before clipping, of the last step of each loss that has taken one; of several losses
+        `lr.critic`, …."""
+        found: dict[str, float] = {}
+        for name, stepper in self.steppers.items():
+            end = f".{name}" if len(self.steppers) > 1 else ""
+            if stepper.norm is not None:
+                found[f"grad_norm{end}"] = float(stepper.norm)
+                if stepper.optimizer is not None and stepper.optimizer.param_groups:
+                    found[f"lr{end}"] = float(stepper.optimizer.param_groups[0]["lr"])
+        return found
 
     def report_unheld(self, is_others: Callable[[torch.Tensor], bool]) -> None:
         """Warns of parameters that should learn and that no optimiser holds; `is_others`: whether another task learns one."""
@@ -269,6 +282,7 @@ class Optimization:
         for name, stepper in zip(losses, steppers, strict=True):
             # Also where nothing is clipped, for a finite loss may have an infinite slope: 13 µs of 590 for a 2×64 network.
             norm = clip_gradients(stepper.parameters, stepper.max_grad_norm, stepper.native)
+            stepper.norm = norm
             if not isfinite(norm):
                 raise self._diverged("norm of the gradient", norm)
             if not norm and all(parameter.grad is None for parameter in stepper.parameters):

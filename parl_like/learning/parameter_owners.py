@@ -52,6 +52,10 @@ class LearnedParameters:
         """Loss → the optimiser of those of its parameters which this task owns."""
         return {} if self.optimization is None else self.optimization.optimizers
 
+    def step_rates(self) -> dict[str, float]:
+        """See `Optimization.rates`."""
+        return {} if self.optimization is None else self.optimization.rates()
+
     def optimized(self) -> list[torch.Tensor]:
         """Return all parameters, of any shape, also those that another task owns."""
         return [] if self.optimization is None else self.optimization.parameters

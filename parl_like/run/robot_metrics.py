@@ -31,6 +31,9 @@ class RobotMetrics:
         for name, wrapper in robot.wrappers.items():
             counted = {**wrapper.trainings.last_result, **wrapper.summary()}
             out |= {f"{name}/{key}": float(value) for key, value in counted.items()}
+        for agent in robot.agents[:1]:
+            out |= {f"{key[0] if isinstance(key, tuple) else key}/act/{name}": value for key, helper in agent.helpers.items()
+                    if helper.explorer is not None for name, value in helper.explorer.rates_now().items()}
         out |= {f"{name}/dropped": float(dropped) for name, dropped in done.rows.dropped().items()}
         return {**out, **{key: float(value) for key, value in self.counters().items()}}
 

@@ -76,11 +76,12 @@ class ComputationWrapper:
 
     def summary(self) -> dict[str, float]:
         """Counters of both queues: 'predict/requests', 'predict/mean_batch', 'learn/compute_p50_s', …; 'learn/skipped': the
-        task's `skipped`."""
+        task's `skipped`; 'learn/lr' and 'learn/grad_norm' of its last optimiser steps."""
         out: dict[str, float] = {}
         for queue in (self.predictions, self.trainings):
             out |= {f"{queue.kind}/{name}": value for name, value in queue.counters.summary(queue.rows).items()}
-        return {**out, "learn/skipped": self.task.skipped}
+        rates = {f"learn/{name}": value for name, value in self.task.learned.step_rates().items()}
+        return {**out, "learn/skipped": self.task.skipped, **rates}
 
 
 class Communicator:

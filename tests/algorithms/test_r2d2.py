@@ -124,7 +124,7 @@ def test_rows_that_are_not_real_leave_memories_of_every_shape_alone():
     state = {f"state.{name}": np.random.default_rng(0).integers(1, 9, (4, *spec.shape)).astype(spec.dtype) * 100
              for name, spec in learner.model.state_specs().items()}
     shown = np.tile(np.array([1, 10, 50, 50], np.float32)[:, None], (4, 1, 1))
-    after = learner.warmed(learner.model, batch_of({"obs": shown, "valid": np.array(valid), **state}))
+    after = learner.sequences.warmed(learner.model.q, batch_of({"obs": shown, "valid": np.array(valid), **state}))
     for name, part in after.items():
         before = state[f"state.{name}"]
         assert np.array_equal(part, before + np.array([0, 10, 11, 11]).reshape(4, *(1,) * (before.ndim - 1)))
@@ -236,7 +236,7 @@ def test_burn_in_finds_the_memory_that_the_agent_had(memory):
         helper = robot.agents[0].helpers["RL"]
         found, at = helper.sample(64)
         batch = batch_of(found)
-        warmed = robot.tasks["RL"].algorithm.warmed(robot.tasks["RL"].algorithm.model, batch)
+        warmed = robot.tasks["RL"].algorithm.sequences.warmed(robot.tasks["RL"].algorithm.model.q, batch)
         assert set(warmed) == set(robot.tasks["RL"].algorithm.model.state_specs())
         for name, part in warmed.items():
             torch.testing.assert_close(part, torch.from_numpy(robot.buffers["RL"].get(at, f"state.{name}")))

@@ -49,7 +49,9 @@ class World(gym.Env):
 
 
 OPTIONS = {
-    "DQN": dict(target_period=3, lr=0.05), "C51": dict(lr=0.3), "R2D2": dict(sequence=4, burn_in=2), "MPO": dict(target_period=2),
+    "DQN": dict(target_period=3, lr=0.05), "C51": dict(lr=0.3),
+    **dict.fromkeys(("R2D2", "RSAC", "RTD3"), dict(sequence=4, burn_in=2)),
+    "MPO": dict(target_period=2),
     "PPO": dict(epochs=2, minibatches=2, kl_weight=0.1, dual_clip=2.0, value_clip=0.1, clip=0.05, lr=0.01, adaptive_kl=1e-4),
     "PPG": dict(epochs=2, minibatches=2, policy_updates=2, aux_epochs=1, aux_minibatches=2, clip=0.05, lr=0.01),
     "APPO": dict(c_bar=0.05), "IMPALA": dict(c_bar=0.05, return_norm="targets", norm_floor=3.0),
@@ -88,7 +90,8 @@ def world_of(name):
     act = gym.spaces.MultiDiscrete([2, 3]) if name in ("BDQ", "VDN", "QMIX") else gym.spaces.Discrete(3)
     if name == "MADDPG":
         act = gym.spaces.Box(-2, 2, (2, 1), np.float32)
-    if helper == "OffPolicyHelper" and DEFAULTS[name]["models"][0] in ("MLPActorQ", "MLPCrossQ", "MLPLatentActorQ"):
+    if helper == "OffPolicyHelper" and DEFAULTS[name]["models"][0] in ("MLPActorQ", "MLPCrossQ", "MLPLatentActorQ",
+                                                                                      "RecurrentActorQ"):
         act = gym.spaces.Box(-2, 2, (2,), np.float32)
     team = DEFAULTS[name]["models"][0].startswith(("MLPTeam", "MLPCentral"))
     table = DEFAULTS[name]["models"][0] in ("QTable", "VTable")

@@ -34,9 +34,12 @@ from parl_like.envs.textbook import BlackjackTable, Maze, NChain, RiverSwim, Tes
 from parl_like.envs.wrappers import (
     ActionRepeat,
     Discretize,
+    ImageChannelFirst,
     MultiDiscreteToDiscrete,
     NoisyObservation,
     NormalizeObservation,
+    ObservationSubset,
+    PreviousStep,
     RewardWeights,
     TruncatedAsTerminated,
 )
@@ -133,6 +136,9 @@ CASES = {
     Discretize: [lambda: Discretize(Drift(), 3), lambda: Discretize(Drift(), [2, 3], joint=False)],
     MultiDiscreteToDiscrete: [lambda: MultiDiscreteToDiscrete(Discretize(Drift(), [2, 3], joint=False))],
     TruncatedAsTerminated: [lambda: TruncatedAsTerminated(TimeLimit(Drift(), 2))],
+    ObservationSubset: [lambda: ObservationSubset(Drift(), [1])],
+    ImageChannelFirst: [lambda: ImageChannelFirst(MinAtar())],
+    PreviousStep: [lambda: PreviousStep(Drift()), lambda: PreviousStep(gym.make("CartPole-v1"))],
     NoisyObservation: [lambda: NoisyObservation(Drift(), 2), lambda: NoisyObservation(ActionRepeat(Drift(), 2), 1)],
     Atari: [lambda: Atari("breakout", 21, render_mode="rgb_array"),
             lambda: Atari("pong", 21, grey=True, sticky=0.25, clip_reward=1)],
@@ -192,6 +198,7 @@ def test_none_is_missing():
 @pytest.mark.parametrize("wrap", [
     lambda env: TimeLimit(env, 2), ActionBounds, NormalizeObservation, lambda env: ActionRepeat(env, 2),
     Discretize, lambda env: NoisyObservation(env, 2), TruncatedAsTerminated,
+    lambda env: ObservationSubset(env, [0, 1]), PreviousStep,
     lambda env: MultiDiscreteToDiscrete(Discretize(env, joint=False)),
 ])  # fmt: skip
 def test_a_wrapped_environment_can_be_made_again_from_its_spec(wrap):

@@ -356,6 +356,16 @@ def test_a_signal_stops_after_the_iteration_and_a_save(monkeypatch, number, capf
     assert [row["step"] for row in rows(run)] == ["50", "100", "136", "150", "200", "250", "300", "350", "400"]
 
 
+def test_a_signal_asks_for_a_checkpoint_and_training_goes_on(monkeypatch, capfd):
+    monkeypatch.setattr(FakeRobot, "at_step", {135: signal_here(signal.SIGUSR1)})
+    before = signal.getsignal(signal.SIGUSR1)
+    code, run, _ = train()
+    assert (code, run.state(), state(run).env_steps) == (0, "finished", 400)
+    assert [event["step"] for event in events(run, "checkpoint")] == [0, 100, 136, 200, 300, 400]
+    assert "SIGUSR1: a checkpoint after this iteration; training goes on" in capfd.readouterr().err
+    assert signal.getsignal(signal.SIGUSR1) is before
+
+
 def test_a_run_stopped_between_checkpoints_equals_an_uninterrupted_one(monkeypatch):
     _, run, _ = train(run_dir="whole")
     whole = run.result()["trace_hash"]

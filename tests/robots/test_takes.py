@@ -65,7 +65,8 @@ def robot(name, obs, act, **more):
     helper = DEFAULTS[name]["helper"]
     small = {"OffPolicyHelper": {"warmup": 8, "batch_size": 8, "learn_every": 4, "OffPolicyHelper.size": 400},
              "OnPolicyHelper": {"unroll": 8}, "PopulationHelper": {"population": 8}}.get(helper, {})
-    one = {"R2D2": {"sequence": 3, "burn_in": 1}, "REDQ": {"updates": 1}, "DroQ": {"updates": 1}, "PPO": {"minibatches": 1},
+    one = {**dict.fromkeys(("R2D2", "RSAC", "RTD3"), {"sequence": 3, "burn_in": 1}),
+           "REDQ": {"updates": 1}, "DroQ": {"updates": 1}, "PPO": {"minibatches": 1},
            "PPG": {"minibatches": 1, "policy_updates": 1}, "CrossQ": {"critic_hidden": [64, 64]},
            "PSRL": {"n_agents": 1}, "DecisionTransformer": {"target_return": 5.0}}.get(name, {})
     return Robot.of(name, lambda: Any(obs, act), seed=0, total_steps=400, **{"n_agents": 2, **small, **one, **more})
@@ -172,12 +173,13 @@ def test_memory(name):
     assert learns(name, obs, act, **more).model.state_specs()
     if row["memory"] == "always":
         with pytest.raises(ValueError, match="memory"):
-            robot(name, obs, act, model="MLPQ")
+            robot(name, obs, act, model="MLPQ" if name == "R2D2" else "MLPActorQ")
 
 
 @pytest.mark.parametrize("build", [
-    lambda act: MLPQ(NUMBERS, act), lambda act: MLPActorQ(NUMBERS, act), lambda act: RecurrentQ(NUMBERS, act),
-    create_algorithm_func(MLPActorQ, dict(obs=NUMBERS, act=MultiDiscrete([2, 3])), algorithms.SAC, {}),
+    lambda act: MLPQ(NUMBERS, act), lambda act: MLPActorQ(NUMBERS, act, policy="deterministic"),
+    lambda act: RecurrentQ(NUMBERS, act),
+    create_algorithm_func(MLPQ, dict(obs=NUMBERS, act=MultiDiscrete([2, 3])), algorithms.DQN, {}),
 ])
 def test_networks_refuse_with_what_fits(build):
     with pytest.raises(TypeError, match=r"MultiDiscrete actions are taken by A2C, .*BDQ, .*PPO, .*\(parl-like list --spaces\)"):

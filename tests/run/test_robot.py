@@ -747,6 +747,25 @@ def test_metrics_are_flat_numbers():
         assert metrics["return/mean"] == pytest.approx(np.mean(robot.recent_returns))
 
 
+def test_metrics_have_rates_norms_of_gradients_and_how_agents_explore():
+    """Of several losses each its own; a schedule's number is that of the next act."""
+    with Robot.of("DQN", Corridor, seed=0, n_agents=1, warmup=8, batch_size=8, epsilon=Linear(1.0, 0.0, 100),
+                  lr=Linear(0.01, 0.0, 100), max_grad_norm=None) as robot:
+        assert robot.metrics()["RL/act/epsilon"] == pytest.approx(0.99) and "RL/learn/lr" not in robot.metrics()
+        robot.run(50)
+        metrics, task = robot.metrics(), robot.tasks["RL"]
+        steps = task.algorithm.updates
+        assert metrics["RL/act/epsilon"] == pytest.approx(1 - (50 + 1) / 100, abs=0.011)  # its next act may be drawn already
+        assert metrics["RL/learn/lr"] == pytest.approx(0.01 * (1 - (steps - 1) / 100))
+        gradients = [p.grad for p in task.algorithm.model.parameters()]
+        assert metrics["RL/learn/grad_norm"] == pytest.approx(float(torch.stack([g.norm() for g in gradients]).norm()), rel=1e-4)
+    with Robot.of("TD3", "Pendulum-v1", seed=0, warmup=8, batch_size=8, delay=1) as robot:
+        robot.run(12)
+        metrics = robot.metrics()
+        assert metrics["RL/act/std"] == 0.1
+        assert all(metrics[f"RL/learn/{name}.{loss}"] > 0 for name in ("lr", "grad_norm") for loss in ("critic", "actor"))
+
+
 def test_an_agent_may_use_the_tasks_by_itself():
     """Any order of tasks is legal, as is data from one to the other: it goes through the agent."""
     class Chain(Agent):

@@ -12,6 +12,7 @@ import numpy as np
 
 from parl_like.data.rng import rng_state, set_rng_state
 from parl_like.learning.action_spaces import nvec_of
+from parl_like.learning.schedule import value_of
 from parl_like.values import plain
 from parl_like.values.plain import State
 from parl_like.values.ranges import setting_of
@@ -62,6 +63,14 @@ class Explorer(Guarded):
                 known.check(type(self).__name__, value)
             self._drawn.forget()
         object.__setattr__(self, name, value)
+
+    def rates_now(self) -> dict[str, float]:
+        """The numbers by which its helper's next act explores, by name: `epsilon`, `std` and `temperature`, as far as it has
+        them."""
+        step = 1 if self._drawn is None else self._drawn.acts() + 1
+        found = {name: getattr(self, name, None) for name in ("epsilon", "std", "temperature")}
+        return {name: float(value_of(one, step)) for name, one in found.items()
+                if callable(one) or isinstance(one, (int, float))}
 
     def refuses(self, name: str, value: object) -> str:
         """Return why an attribute cannot be assigned once the helper has joined its task; empty: it can."""
@@ -249,6 +258,10 @@ class Noise:
                                  f"{memory.shape}")
             self.explorer.memory = memory
 
+    def acts(self) -> int:
+        """The rows for which noise was used."""
+        return self._acted - len(self.left) * self.drawn
+
     def begin(self, lane: int) -> None:
         """An episode begins there."""
         if self.explorer.kept is not None:
@@ -256,7 +269,7 @@ class Noise:
 
     def forget(self) -> None:
         """A setting of the explorer is another from now on: the rest of the block is not used."""
-        self._acted -= len(self.left) * self.drawn
+        self._acted = self.acts()
         self.left = []
 
     def rows(self, n: int) -> Array:
