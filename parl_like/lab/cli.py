@@ -211,6 +211,15 @@ def _report(args: argparse.Namespace) -> None:
     _show(args, {**found, "files": list(map(str, files))}, report.markdown(found).rstrip().split("\n"))
 
 
+def _diff(args: argparse.Namespace) -> None:
+    from parl_like.lab.reports import difference
+    from parl_like.lab.runs import rundir
+
+    found = difference.difference(rundir.RunDir.open(args.run), rundir.RunDir.open(args.other))
+    lines = _table(found["rows"]) if found["rows"] else ["settings, versions, code and results are the same"]
+    _show(args, found, [*lines, *difference.in_words(found)])
+
+
 def _marks(args: argparse.Namespace) -> None:
     from parl_like.lab.reports import marks
 
@@ -454,6 +463,9 @@ VERBS = (
         RUNS,
         _option("--mark", "a score to be reached (default: what the experiment expects)", type=float, metavar="X"),
         _option("--out", "also write report.md, .html, .csv, runs.csv and pictures there", metavar="DIR"),
+    )),
+    Verb("diff", "say why two runs differ: settings, versions, code, results, and from which step on", _diff, (
+        RUN, _option("other", "another one", metavar="RUN"),
     )),
     Verb("marks", "train experiments with several seeds, and keep their scores in a file and a table", _marks, (
         _option("names", "experiments (default: all that expect something)", nargs="*", metavar="EXPERIMENT"),

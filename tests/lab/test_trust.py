@@ -60,7 +60,8 @@ def drawn(run_dir):
 
 VERBS = {
     "eval": runner.evaluate, "play": runner.play, "resume": lambda run: runner.resume(run, {"total_steps": 420}),
-    "plot": drawn, "list": listed, "verify": checked, "load_run": lambda run: runner.load_run(run).close(),
+    "plot": drawn, "list": listed, "verify": checked,
+    "diff": lambda run: main(["diff", run, run, "--json"]), "load_run": lambda run: runner.load_run(run).close(),
 }
 
 

@@ -1,0 +1,90 @@
+"""The difference of two runs: settings, versions, code and results; and the step from which on their metrics are not the same."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import zip_longest
+from typing import Any
+
+from parl_like.lab import config as configs
+from parl_like.lab.runs.metrics import Table, number
+from parl_like.lab.runs.rundir import RunDir
+
+Row = dict[str, Any]
+NOT_COMPARED = ("run_dir",)
+NAMED = 5
+"""Metrics that a line names."""
+
+
+def difference(a: RunDir, b: RunDir) -> dict[str, Any]:
+    """Return why two runs differ: `rows`, each with `what`, and its value of `a` and `b` (None: it has none), and `metrics`, as
+    `parted` returns it.
+
+    Kinds of `what`: the experiment, `setting …`, `version …`, `code …`, `result …` (of the evaluation after training), and
+    `trace`, the hash of all events, where both have one.
+
+    Raises:
+        RunError: one is not readable.
+    """
+    one, other = (_facts(run) for run in (a, b))
+    differs = [what for what in {**one, **other} if one.get(what) != other.get(what)]
+    return {"rows": [{"what": what, "a": one.get(what), "b": other.get(what)} for what in differs], "metrics": parted(a, b)}
+
+
+def _facts(run: RunDir) -> dict[str, object]:
+    info, result = run.info(), run.result() or {}
+    facts: dict[str, object] = {"experiment": info.experiment, "state": run.state()}
+    config = {key: value for key, value in run.config().items() if key not in NOT_COMPARED}
+    facts |= {f"setting {key}": value for key, value in configs.flat(config).items()}
+    facts |= {f"version {name}": version for name, version in info.versions.items()}
+    if info.git is not None:
+        facts |= {"code commit": info.git.commit, "code changed since": info.git.dirty}
+    if info.source is not None:
+        facts |= {"code file": info.source.file or info.source.module, "code sha256": info.source.sha256}
+    facts["resumed"] = info.resumed
+    facts |= {f"result {key}": value for key, value in configs.flat(_plain(result.get("evaluation"))).items()}
+    if "trace_hash" in result:
+        facts["trace"] = result["trace_hash"]
+    return facts
+
+
+def _plain(found: object) -> Mapping[str, object]:
+    return found if isinstance(found, Mapping) else {}
+
+
+def parted(a: RunDir, b: RunDir) -> Row:
+    """Return where the metrics of two runs part.
+
+    `rows`: how many both have, up to there. `last_same`: the step of the last one that is the same in both; `first_other`: of the
+    first one that is not, with its `columns`, name → the two values. None: there is no such row.
+
+    Readings of the clock (columns whose names end in `_s`) are not compared, nor are columns that one run alone has.
+    """
+    tables = [Table(run) for run in (a, b)]
+    names = [name for name in tables[0].header if name in tables[1].header and not name.endswith("_s")]
+    found: Row = {"rows": 0, "last_same": None, "first_other": None, "columns": {}}
+    if "step" not in names:
+        return found
+    for one, other in zip_longest(*(table.cells(names) for table in tables)):
+        if one is None or other is None:  # one has gone on for longer
+            return found
+        found["rows"] += 1
+        columns = {name: (number(x), number(y)) for name, x, y in zip(names, one, other, strict=True) if x != y}
+        if columns:
+            return found | {"first_other": min(number(row[names.index("step")]) for row in (one, other)), "columns": columns}
+        found["last_same"] = number(one[names.index("step")])
+    return found
+
+
+def in_words(found: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on where the metrics part."""
+    metrics = found["metrics"]
+    if not metrics["rows"]:
+        return ["metrics: there are none to compare"]
+    if metrics["first_other"] is None:
+        return [f"metrics: the same to step {metrics['last_same']:,.0f}, where the shorter table ends"]
+    columns = metrics["columns"]
+    named = ", ".join(f"{name} {x:.6g} and {y:.6g}" for name, (x, y) in [*columns.items()][:NAMED])
+    more = f" and {len(columns) - NAMED} more" if len(columns) > NAMED else ""
+    before = "from the first row on" if metrics["last_same"] is None else f"the same to step {metrics['last_same']:,.0f}"
+    return [f"metrics: {before}, other at step {metrics['first_other']:,.0f}: {named}{more}"]
