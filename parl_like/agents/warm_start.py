@@ -12,6 +12,7 @@ from parl_like.agents.off_policy import OffPolicyHelper
 from parl_like.agents.offline import check_recorded, recorded_rows
 from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.data.buffers.source import RECORDED, source_of
 from parl_like.interfaces import UsersAgent
 from parl_like.values import plain
 from parl_like.values.plain import State
@@ -95,10 +96,13 @@ class WarmStartHelper(OffPolicyHelper):
         return {name: np.concatenate([column, own[name]]) for name, column in rows.items()}, None
 
     def state_dict(self) -> State:
-        """Return the state of an `OffPolicyHelper`, and how many updates from recorded rows are done."""
-        return {**super().state_dict(), "offline": self._done}
+        """Return the state of an `OffPolicyHelper`, how many updates from recorded rows are done, and which rows those are."""
+        source = source_of(self.data)
+        return {**super().state_dict(), "offline": self._done, **({} if source is None else {RECORDED: source.state_dict()})}
 
     def load_state_dict(self, state: State) -> None:
-        """Restore what `state_dict` gave; raises as `AgentHelper.load_state_dict`."""
+        """Restore what `state_dict` gave; raises as `AgentHelper.load_state_dict`, and ValueError for other recorded rows."""
+        if RECORDED in state and (source := source_of(self.data)) is not None:
+            source.check(plain.entries(state[RECORDED]), self.where)
         super().load_state_dict(state)
         self._done = plain.whole(state.get("offline", 0))

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal, get_args
 
 import msgspec
 
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.data.datasets import rows_hash
 from parl_like.data.storage.archive import read_manifest
 from parl_like.data.storage.tree_encoding import ArchiveError
 from parl_like.lab.experiment import Name
@@ -93,12 +95,25 @@ def directory_of(data: str) -> str:
     return path
 
 
+def named_in(settings: Mapping[str, object]) -> list[str]:
+    """Return the data sets among the settings of a robot (`data: cartpole-replay`), names and paths."""
+    return sorted({value for key, value in settings.items() if key.rpartition(".")[2] == "data" and isinstance(value, str)})
+
+
 def missing(settings: Mapping[str, object]) -> list[str]:
-    """Return the names of data sets among the settings of a robot (`data: cartpole-replay`) that have to be made first."""
-    known = recipes()
-    named = {value for key, value in settings.items() if key.rpartition(".")[2] == "data" and isinstance(value, str)}
-    return sorted(name for name in named & known.keys()
-                  if not os.path.exists(name) and not os.path.isdir(os.path.join(DATA_DIR, name)))
+    """Return the names of data sets among the settings of a robot that have to be made first."""
+    return [name for name in named_in(settings) if name in recipes()
+            and not os.path.exists(name) and not os.path.isdir(os.path.join(DATA_DIR, name))]
+
+
+def hashes(settings: Mapping[str, object]) -> dict[str, str]:
+    """Return the sha256 of the rows of each data set among the settings of a robot that is there, by its name or path.
+
+    Raises:
+        ArchiveError: one is damaged.
+    """
+    there = {name: directory_of(name) for name in named_in(settings) if name not in missing(settings)}
+    return {name: rows_hash(ReplayBuffer.load(path)) for name, path in there.items() if os.path.isdir(path)}
 
 
 def provenance_of(path: str | Path) -> Provenance | None:

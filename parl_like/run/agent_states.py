@@ -7,6 +7,7 @@ from typing import Protocol
 
 from parl_like.agents.agent import Agent
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.data.buffers.source import load_state_of, state_of
 from parl_like.environment.stop_conditions import StopWhenAgent
 from parl_like.interfaces import AgentPort
 from parl_like.values import plain
@@ -57,7 +58,7 @@ class AgentStates:
         return here
 
     def state_dict(self) -> State:
-        buffers = {f"buffer.{name}": buffer.state_dict() for name, buffer in self.buffers.items()}
+        buffers = {f"buffer.{name}": state_of(buffer) for name, buffer in self.buffers.items()}
         return {**buffers, "agents": {str(agent.index): agent.state_dict() for agent in self.agents}}
 
     def keys(self) -> set[str]:
@@ -71,7 +72,7 @@ class AgentStates:
         for name, buffer in self.buffers.items():
             if name in formats:
                 formats[name].check_choices(plain.entries(state[f"buffer.{name}"]))
-            buffer.load_state_dict(plain.entries(state[f"buffer.{name}"]))
+            load_state_of(buffer, plain.entries(state[f"buffer.{name}"]), f"task {name!r}")
         agents = plain.entries(state["agents"])
         for agent in self.agents:
             agent.load_state_dict(plain.entries(agents[str(agent.index)]))

@@ -121,6 +121,66 @@ def test_a_policy_over_codes_that_are_actions_is_td3():
     assert all(torch.equal(mine[name], value) for name, value in other.model.state_dict().items())
 
 
+class Cloner(MLPActorQ):
+    """The policy as `BC` asks for it."""
+
+    def policy(self, obs, state=None):
+        return super().policy(obs), {}
+
+
+@pytest.mark.parametrize("discrete", [False, True])
+def test_crr_without_a_filter_has_the_gradient_of_cloning(discrete):
+    """β → ∞, so that every row weighs 1; with a small β it is another one."""
+    spaces = OBS, THREE if discrete else ACT, (8,)
+    model, cloner = MLPActorQ(*spaces), Cloner(*spaces)
+    cloner.load_state_dict(model.state_dict())
+    batch = tensors(**rows(32, discrete=discrete))
+
+    def gradient(beta):
+        model.zero_grad()
+        algorithm = CRR(model, beta=beta)
+        steps = algorithm.learn(algorithm.process(Batch(dict(batch.items()))))
+        next(steps)
+        next(steps)["actor"].backward()
+        return [parameter.grad.clone() for parameter in model.actor.parameters()]
+
+    BC(cloner).learn(batch)["loss"].backward()
+    cloned = [parameter.grad for parameter in cloner.actor.parameters()]
+    assert all(map(torch.equal, gradient(1e30), cloned)) and not any(map(torch.equal, gradient(0.1), cloned))
+
+
+class OneAction(MLPLatentActorQ):
+    """Every code is the same action."""
+
+    def decode(self, obs, code):
+        return obs[:, :2].tanh()
+
+
+class FixedPolicy(MLPActorQ):
+    def act(self, obs):
+        return obs[:, :2].tanh()
+
+
+@pytest.mark.parametrize("reach", [0.0, 0.5])
+def test_bcq_without_changes_evaluates_what_the_data_s_policy_does(reach):
+    """With one action in each state, and nothing added to it, its critics are those of a TD3 whose policy stays."""
+    torch.manual_seed(0)
+    one = BCQ(OneAction(OBS, ACT, (8,), perturbs=True), reach=reach, samples=3, behavior_updates=0, least=1.0)
+    other = TD3(FixedPolicy(OBS, ACT, (8,), policy="deterministic"), smoothing=0.0, delay=1)
+    other.losses = {"critic": other.losses["critic"]}
+    other.due = lambda loss: False
+    other.model.actor.requires_grad_(False)
+    other.model.critics.load_state_dict(one.model.critics.state_dict())
+    other.target.load_state_dict(other.model.state_dict())
+    one.target.load_state_dict(one.model.state_dict())
+    tasks = [ComputationTask(each, native=False) for each in (one, other)]
+    for seed in range(20):
+        for task in tasks:
+            task.learn(rows(seed=seed))
+    mine, others = one.model.critics.state_dict(), other.model.critics.state_dict()
+    assert all(torch.allclose(mine[name], others[name], atol=1e-6) for name in mine) is (reach == 0.0)
+
+
 def test_marwil_without_beta_and_values_is_cloning():
     torch.manual_seed(0)
     model = MLPActorCritic(OBS, ACT, (8,))

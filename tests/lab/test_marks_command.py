@@ -1,12 +1,14 @@
 """Marks: scores of experiments over seeds, kept in a file and a table."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from lab_fakes import FakeRobot
+from recorded_rows import small_data
 
 from parl_like.lab import cli
 from parl_like.lab.reports import marks
@@ -166,3 +168,16 @@ def test_the_command_trains_in_processes_of_its_own(tmp_path):
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     assert [mark["seed"] for mark in json.loads(done.stdout)] == [0, 1]
     assert len(list((tmp_path / "runs" / "marks").iterdir())) == 2
+
+
+def test_a_data_set_with_other_rows_is_measured_anew(measure, tmp_path):
+    """Its name, or its path, is the same; the mark of the rows of before goes."""
+    data, short = tmp_path / "rows", {"total_steps": 20, "batch_size": 16, "eval_score": "mean_return", "eval_episodes": 1}
+    shutil.copytree(small_data("CartPole-v1"), data)
+    first, lines = measure(1, ("bc-cartpole",), data=str(data), **short)
+    assert len(lines) == 1 and measure(1, ("bc-cartpole",), data=str(data), **short) == (first, [])
+    shutil.rmtree(data)
+    shutil.copytree(small_data("CartPole-v1", 13), data)
+    other, lines = measure(1, ("bc-cartpole",), data=str(data), **short)
+    assert len(lines) == 1 and other[0].configuration != first[0].configuration and other[0].differs == first[0].differs
+    assert marks.load(Path("docs/marks.json")) == other

@@ -29,6 +29,11 @@ class Lanes(Buffer, Guarded):
     def __len__(self) -> int:
         return self._memory.ring.total
 
+    @property
+    def written(self) -> int:
+        """How many rows were ever stored."""
+        return int(self._memory.ring.written.sum())
+
     def is_full(self, lane: int) -> bool:
         """Return whether the next row of a lane takes the place of its oldest one."""
         return bool(self._memory.ring.count[lane] == self.lane_size)

@@ -19,6 +19,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
+from parl_like.data.buffers.source import state_of
 from parl_like.drivers.frame_stream import FrameStream
 from parl_like.drivers.messages import Frames, Kind, Message, pack, pack_error, pack_state, unpack, unpack_state
 from parl_like.drivers.workers.shared_parameters import Parameters
@@ -339,7 +340,7 @@ class Worker:
 
     def _state(self, message: Message) -> None:
         self._answer({"agents": {str(agent.index): agent.state_dict() for agent in self.pool.agents}, "trace": self._digests(),
-                      "buffers": {name: buffer.state_dict() for name, buffer in self.pool.buffers.items()}})
+                      "buffers": {name: state_of(buffer) for name, buffer in self.pool.buffers.items()}})
 
     def _load(self, message: Message) -> None:
         state = unpack_state(message.arrays)

@@ -81,18 +81,15 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, object], *
     chosen = [(word, user_experiments.chosen(word)) for word in names or experiments.names()]
     chosen = [(word, one) for word, one in chosen if names or one.expect]
     marks = {mark.key: mark for mark in load(file)}
-    ours, wanted, missing, failed, data = code_hash(), [], [], [], set()
+    ours, wanted, missing, failed = code_hash(), [], [], []
     for word, one in chosen:
-        code = user_experiments.code_hash(one.name, ours)
+        code, data = user_experiments.code_hash(one.name, ours), _data_of(one, overrides, train, say) if seeds else {}
         for seed in range(seeds):
             config = configs.resolve(one.module().Config, one.config, overrides, {"seed": seed})
-            key = configuration_hash(one.name, configs.to_dict(config)), seed
+            key = configuration_hash(one.name, configs.to_dict(config), data), seed
             wanted.append(key)
             if key not in marks or marks[key].code != code:
-                data.update(recorded.missing(getattr(config, "parts", {})))
                 missing.append((word, key, code, runs / f"{one.name}_{key[0][:8]}_{code[:8]}_s{seed}"))
-    for name in sorted(data):
-        recording.make(name, train=train, say=say)
     words = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
     say(f"{len(wanted)} run{'s' * (len(wanted) != 1)}, {len(wanted) - len(missing)} measured before")
 
@@ -165,10 +162,21 @@ def page(marks: Sequence[Mark]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def configuration_hash(experiment: str, config: Mapping[str, object]) -> str:
-    """Return a hash of an experiment's name and all values that can change its score, but the seed."""
+def configuration_hash(experiment: str, config: Mapping[str, object], data: Mapping[str, str] | None = None) -> str:
+    """Return a hash of an experiment's name and all values that can change its score, but the seed. `data`: recorded rows that it
+    learns from, by name, as their sha256."""
     values = {name: value for name, value in config.items() if name not in _NOT_THE_RESULT}
-    return hashlib.sha256(json.dumps([experiment, values], sort_keys=True).encode()).hexdigest()[:16]
+    of = [experiment, values, data] if data else [experiment, values]
+    return hashlib.sha256(json.dumps(of, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def _data_of(one: experiments.Experiment, overrides: Mapping[str, object], train: Train | None,
+             say: Callable[[str], None]) -> dict[str, str]:
+    """Return the sha256 of the data sets that an experiment learns from, which are made first where they are not there."""
+    settings = getattr(configs.resolve(one.module().Config, one.config, overrides), "parts", {})
+    for name in recorded.missing(settings):
+        recording.make(name, train=train, say=say)
+    return recorded.hashes(settings)
 
 
 def code_hash() -> str:
