@@ -12,7 +12,7 @@ import numpy as np
 from parl_like.agents.off_policy import OffPolicyHelper
 from parl_like.agents.row_format import ORIGIN_FIELDS
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
-from parl_like.data.buffers.source import Source
+from parl_like.data.buffers.source import DirectoryRows
 from parl_like.data.datasets import rows_hash
 from parl_like.values import plain
 from parl_like.values.plain import State
@@ -140,7 +140,7 @@ def _recorded(path: str) -> ReplayBuffer:
     key = os.path.realpath(path), os.stat(path).st_mtime_ns
     if (data := RECORDED.get(key)) is None:
         data = RECORDED[key] = ReplayBuffer.load(path)
-        data.source = Source(path, rows_hash(data), data.written)
+        data.source = DirectoryRows(path, rows_hash(data), data.written)
     return data
 
 

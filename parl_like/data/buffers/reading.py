@@ -31,7 +31,7 @@ class Lanes(Buffer, Guarded):
 
     @property
     def written(self) -> int:
-        """How many rows were ever stored."""
+        """Return how many rows were ever stored."""
         return int(self._memory.ring.written.sum())
 
     def is_full(self, lane: int) -> bool:

@@ -85,7 +85,7 @@ class ReplayBuffer(Lanes):
         capacity, lane_size, n_lanes: Slots in all, slots per lane, lanes.
         specs: The fields, in the order in which `push` takes their values; () before the first row.
         columns: Dotted name -> [capacity, ...], the memory itself. To be read; rows are written with push and add.
-        source: The directory that its rows were read from, a `parl_like.data.buffers.source.Source`; None: none.
+        source: The directory that its rows were read from, a `parl_like.data.buffers.source.DirectoryRows`; None: none.
 
     Raises:
         ValueError: size, n_lanes or stack_num is below 1, or a lane has fewer slots than a stack has frames.

@@ -13,7 +13,7 @@ RECORDED = "recorded"
 
 
 @dataclass(frozen=True)
-class Source:
+class DirectoryRows:
     """The origin of a buffer's rows.
 
     Attributes:
@@ -37,10 +37,10 @@ class Source:
                              "rows back, or give data= the directory that has them")
 
 
-def source_of(buffer: ReplayBuffer) -> Source | None:
+def source_of(buffer: ReplayBuffer) -> DirectoryRows | None:
     """Return where all rows of the buffer are from; None: they were not read from a directory, or rows were stored since."""
     source = buffer.source
-    return source if isinstance(source, Source) and source.written == buffer.written else None
+    return source if isinstance(source, DirectoryRows) and source.written == buffer.written else None
 
 
 def state_of(buffer: ReplayBuffer) -> State:
