@@ -15,6 +15,7 @@ from parl_like.algorithms.c51 import C51, Rainbow
 from parl_like.algorithms.cql import CQL, DiscreteCQL
 from parl_like.algorithms.crossq import CrossQ
 from parl_like.algorithms.crr import CRR
+from parl_like.algorithms.curiosity import ICM, RND, Counts
 from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.decision_transformer import DecisionTransformer
 from parl_like.algorithms.dqn import DQN, BasicDQN
@@ -66,7 +67,7 @@ __all__ = [
     "DoubleQLearning", "DroQ", "DynaQ", "DynamicsLearner", "EnsembleLearner", "EpsilonGreedyBandit", "ExpectedSARSA",
     "GradientBandit", "MonteCarlo", "SPR", "FeatureControl", "LearningProgress",
     "MonteCarloPrediction", "NStepQ", "NStepTD", "OptionCritic", "PrioritizedSweeping", "QLambda", "QLearning", "Rainbow",
-    "RewardPrediction",
+    "RewardPrediction", "Counts", "ICM", "RND",
     "SARSALambda", "Stream", "ThompsonBandit", "UCBBandit", "ValueReplay", "WorldModel",
     "PQN", "RSAC", "RTD3",
 ]  # fmt: skip

@@ -12,6 +12,7 @@ from parl_like.models.branching import MLPBranchingQ
 from parl_like.models.causal import CausalTransformer
 from parl_like.models.conv import ConvActorCritic, ConvQ, ConvTrunk
 from parl_like.models.cross_q import MLPCrossQ
+from parl_like.models.curiosity import ICMNet, Novel, RNDNet
 from parl_like.models.distributional import (
     ConvCategoricalQ,
     ConvFractionQ,
@@ -58,6 +59,7 @@ __all__ = [
     "FlatObs",
     "GSDEHead",
     "GaussianHead",
+    "ICMNet",
     "LSTMAttention",
     "LatentPrediction",
     "LatentWorld",
@@ -79,8 +81,10 @@ __all__ = [
     "MuZeroNet",
     "MultiCategoricalHead",
     "OptionTable",
+    "Novel",
     "Planner",
     "QTable",
+    "RNDNet",
     "RecurrentActorCritic",
     "RecurrentActorQ",
     "RecurrentQ",

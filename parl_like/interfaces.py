@@ -125,6 +125,10 @@ class TaskPort(Protocol):
     @property
     def algorithm(self) -> AlgorithmPort: ...
 
+    @property
+    def window(self) -> Any:
+        """Return the `Window` of the rows that its updates need."""
+
 
 class AskedTask(TaskPort, Protocol):
     """A task, as its queues and the tasks that ask it know it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from parl_like import algorithms
 from parl_like.agents.agent import Agent
 from parl_like.agents.episodic import EpisodicHelper
 from parl_like.agents.offline import OfflineHelper
+from parl_like.agents.on_policy import OnPolicyHelper
 from parl_like.agents.population import PopulationHelper
 from parl_like.data.transforms import Transforms
 from parl_like.environment.factory import EnvSource, is_made
@@ -22,6 +23,7 @@ from parl_like.lab import recorded
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.factory import create_algorithm_func
 from parl_like.learning.span import Span
+from parl_like.robots.curiosity import CURIOSITY, curiosity_task, rewarded
 from parl_like.robots.settings import Parts, named, optimiser_steps
 from parl_like.robots.spaces import Env, EvalEnv, PartsConfig, check_eval_env, env_of, has_image, made_anew, probed, robot_with
 from parl_like.run.robot import Robot
@@ -142,6 +144,8 @@ class Config(PartsConfig, frozen=True, kw_only=True):
         eval_env: What evaluations have instead, as far as it is said.
         model: Class of the network, or how the names of those that fit begin: `MLP`, `Conv`. Empty: what fits the observations.
         helper: Class of the helper. Empty: what fits the algorithm.
+        curiosity: A second task, from whose rewards the first learns, too (`parl_like.algorithms.curiosity`); their weight is
+            `rewards.curiosity`. Empty: there is none.
     """
 
     algorithm: str = "PPO"
@@ -149,6 +153,7 @@ class Config(PartsConfig, frozen=True, kw_only=True):
     eval_env: EvalEnv | None = None
     model: str = ""
     helper: str = ""
+    curiosity: Literal["", "Counts", "ICM", "RND"] = ""
 
     @classmethod
     def defaults(cls, given: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -177,6 +182,8 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, 
     algorithm = named("Algorithm", config.algorithm) if algorithm is None else algorithm
     defaults = defaults_of(algorithm)
     span = span or Span(config.total_steps)
+    if config.curiosity:
+        defaults = rewarded(defaults)
     parts = Parts(config.parts, defaults, config.__struct_fields__, span)
     source = env_of(config.env, parts) if env is None else env
     spaces, fitting_agent = probed(source)
@@ -215,8 +222,12 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, 
         return None if (n := n_updates(helper)) is None else optimiser_steps(n, rows_of(helper), learner)
 
     where = "tasks.RL"
-    task = parts.args(where, ComputationTask, skip=("device",))
-    of_helper = parts.args(where, helper_class, acts=acts, updates=n_updates)
+    paid: dict[str, Any] = {"rewards": {CURIOSITY: 1.0}} if config.curiosity else {}
+    task = parts.args(where, ComputationTask, skip=("device",), **paid)
+    # Both tasks learn at the same steps, so that no row is of an older policy, as with one task.
+    same_steps = bool(config.curiosity) and issubclass(helper_class, OnPolicyHelper) and task.get("sync_every", 1) == 1
+    keeps: dict[str, Any] = {"store_policy": False} if same_steps else {}
+    of_helper = parts.args(where, helper_class, acts=acts, updates=n_updates, **keeps)
     reference = _located(of_helper)
     spaces["obs"] = Transforms(of_helper.get("transforms", ())).space(spaces["obs"])
     fitting = defaults["models"]
@@ -232,6 +243,8 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, 
     tasks = {"RL": ComputationTask(func, made_anew(helper_class, of_helper), device=config.device, **task)}
     if issubclass(helper_class, OfflineHelper):
         source, agent, eval_env = None, Agent, source if eval_env is None else eval_env
+    if config.curiosity:
+        tasks[CURIOSITY] = curiosity_task(config.curiosity, parts, spaces, of_helper, lanes=lanes, device=config.device)
     robot = robot_with(config, source, tasks, agent, parts=parts, eval_env=eval_env, score=score, hooks=hooks)
     robot.reference = reference
     return robot

@@ -84,5 +84,5 @@ class HelperContext:
 
     @cached_property
     def window(self) -> Window:
-        """Return which rows the task's algorithm looks at together."""
-        return self.task.algorithm.window
+        """Return which rows the task's updates look at together."""
+        return self.task.window

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy as copying
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -73,6 +73,10 @@ class Window:
             raise ValueError(f"{self}: expected n_step ≥ 1, sequence ≥ 1 and burn_in ≥ 0")
         if (self.sequence > 1 or self.burn_in) and (self.n_step > 1 or self.in_order):
             raise ValueError(f"{self}: a sequence goes with neither n_step nor in_order; take n-step returns along the sequence")
+
+    def reading(self, fields: Sequence[str]) -> Window:
+        """Return this window with more `fields`."""
+        return replace(self, fields=tuple(dict.fromkeys((*self.fields, *fields)))) if fields else self
 
     @property
     def rows(self) -> int:

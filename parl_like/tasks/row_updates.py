@@ -13,9 +13,16 @@ from parl_like.values.errors import Diverged
 
 
 class RowUpdates:
-    """Updates of one task whose model is made of arrays, by rows without their axis: no batch, and no copy of before."""
+    """Updates of one task whose model is made of arrays, by rows without their axis: no batch, and no copy of before.
+
+    Raises:
+        ValueError: the task has `rewards` of others.
+    """
 
     def __init__(self, task: ComputationTask) -> None:
+        if task.rewards:
+            raise ValueError(f"{task.owner()}: its updates are single rows (OnlineHelper), which no other task is asked for; "
+                             "leave out rewards=, or let it learn from batches (OffPolicyHelper)")
         self.algorithm, self.owner, self.counts, self.learned = task.algorithm, task.owner, task.counts, task.learned
 
     def learn(self, row: Batch) -> Learned:

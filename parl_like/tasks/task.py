@@ -15,7 +15,7 @@ import torch
 from parl_like.data.extra_fields import policy_specs
 from parl_like.interfaces import Mode as Mode
 from parl_like.interfaces import RunPort
-from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.algorithm import Algorithm, Window
 from parl_like.learning.model import ArrayModel
 from parl_like.learning.model_check import ContractError, try_out
 from parl_like.learning.native import choose
@@ -65,6 +65,10 @@ class ComputationTask:
             and optimiser steps, in float32 on the CPU (docs/native.md). False: torch computes all.
         asks: Names of the tasks that this one asks while it learns (`Algorithm.ask`). Not in a circle. Tasks that ask each other
             take turns with their optimiser steps, for they have one lock, as tasks that share parameters do.
+        rewards: Task → weight. To the reward of each row that it learns from, the weighted `reward` is added that the task of
+            this name predicts for it now: it is asked once in each update, before `Algorithm.process`, for all fields that its
+            model's `inputs()` name (`obs`, `act`, `obs_next`, `lane`, …). 'env': the weight of the environment's own reward, 1
+            where it is not named. For rows of single steps. Episode returns stay the environment's.
 
     Attributes:
         name: The robot's name for it.
@@ -96,6 +100,7 @@ class ComputationTask:
     train: bool = part("options.train")
     sync_every: int = part("options.sync_every")
     asks: tuple[str, ...] = part("options.asks")
+    rewards: dict[str, float] = part("options.rewards")
     native: bool = part("options.native")
     version: int = part("learned.version")
     lock: Any = part("learned.lock")
@@ -111,14 +116,14 @@ class ComputationTask:
         device: str | torch.device = "cpu", predict_rule: BatchRule | None = None, training_rule: BatchRule | None = None,
         on_error: Literal["stop", "fail_batch"] = "stop", max_skips: int = 10, bisect: bool = False, train: bool = True,
         serve: Literal["auto", "central", "replica"] = "auto", sync_every: int = 1, asks: Sequence[str] = (),
-        native: bool = True,
+        native: bool = True, rewards: Mapping[str, float] | None = None,
     ) -> None:
         if isinstance(algorithm, type) and issubclass(algorithm, Algorithm) and missing_arguments(algorithm):
             raise TypeError(f"ComputationTask: algorithm is the class {algorithm.__name__}; expected a function that makes one "
                             f"with its model: create_algorithm_func(MyModel, dict(obs=…, act=…), {algorithm.__name__}, {{}})")
         self.name, self.source, self.serve = "task", algorithm, serve
         self.options = TaskOptions(helper, device_of(device), predict_rule, training_rule, on_error, max_skips, bisect, train,
-                                   serve, sync_every, tuple(asks), native)
+                                   serve, sync_every, tuple(asks), native, dict(rewards or {}))
         if serve == "replica" and isinstance(algorithm, Algorithm):
             raise TypeError("ComputationTask: serve='replica' needs a function that builds the algorithm, such as "
                             f"create_algorithm_func(...): every worker builds its own; got {type(algorithm).__name__}")
@@ -126,6 +131,7 @@ class ComputationTask:
         self.computes = "torch"
         self.acting: ActingCopies | None = None
         self.asked: AskedTasks | None = None
+        self.reward_fields: tuple[str, ...] = ()
         self.output_shapes: dict[str, tuple[int, ...]] = {}
         self.policy_specs: tuple[Spec, ...] = ()
         self._robot: Callable[[], Any] = lambda: None
@@ -247,8 +253,14 @@ class ComputationTask:
 
     def connect(self, asked: Mapping[str, ComputationTask]) -> None:
         """Take the tasks that this one `asks`; the robot calls it."""
-        self.asked = AskedTasks(self.owner, self.runner, asked)
+        self.asked = AskedTasks(self.owner, self.runner, asked, self.rewards)
         self.algorithm.connect_asked(self.asked.ask)
+        self.reward_fields = self.asked.fields
+
+    @property
+    def window(self) -> Window:
+        """Which rows its updates need: those of the algorithm, with the fields that tasks read to give a reward."""
+        return self.algorithm.window.reading(self.reward_fields)
 
     def publish(self) -> None:
         """Gives the parameters as they are now to the acting copies, which are made where there are none."""
@@ -286,7 +298,8 @@ class ComputationTask:
             Means of the scalars that `learn` returned, as floats; and arrays with N rows, put together where the update had
             several minibatches (of several passes the last counts). Of the steps that were taken; where none was, of those that
             were left out, with 0 for what is no number in their arrays (such as priorities of rows). `left_out`: how many were,
-            if any. `version/x`: that of the parameters with which task x, which was asked, answered last.
+            if any. `version/x`: that of the parameters with which task x, which was asked, answered last. `reward/x`: the mean
+            of the rewards that it gave.
 
         Raises:
             Diverged: no step could be taken, as in the `max_skips` updates before.
@@ -301,6 +314,8 @@ class ComputationTask:
             batch[ROW] = places = np.arange(n) if runner.on_arrays else torch.arange(n, device=self.device)
         algorithm.updates_before = algorithm.updates
         with learned.lock, UpdateMode(runner), torch.no_grad():
+            if self.asked is not None:
+                batch = self.asked.pay(batch)
             batch = algorithm.process(batch)
         if divided and ROW not in batch and len(batch) == n:
             batch[ROW] = places
@@ -329,8 +344,7 @@ class ComputationTask:
                     learned.new_version()  # no step has: what it may have changed shall act elsewhere, too
         if taken or left_out:  # an algorithm may find that it cannot learn from these rows yet
             counts.count_update(n)
-        asked = {} if self.asked is None else self.asked.take_versions()
-        return {**update_return(self.owner(), n, taken, left_out), **{f"version/{name}": v for name, v in asked.items()}}
+        return {**update_return(self.owner(), n, taken, left_out), **({} if self.asked is None else self.asked.take_report())}
 
     def close(self) -> None:
         """Ends what the task has in other processes: nothing, where its algorithm is here."""

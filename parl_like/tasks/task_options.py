@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 from typing import Literal
 
 import torch
 
+from parl_like.tasks.asked_tasks import OWN
 from parl_like.tasks.batch_rule import BatchRule
 
 
@@ -31,6 +33,7 @@ class TaskOptions:
     sync_every: int
     asks: tuple[str, ...]
     native: bool
+    rewards: dict[str, float]
 
     def __post_init__(self) -> None:
         for option, rule in (("predict_rule", self.predict_rule), ("training_rule", self.training_rule)):
@@ -42,6 +45,12 @@ class TaskOptions:
                 raise ValueError(f"ComputationTask: {option} is {value!r}; expected {' or '.join(map(repr, known))}")
         if not isinstance(self.native, bool):
             raise TypeError(f"ComputationTask: native is {self.native!r}; expected True or False")
+        for name, weight in self.rewards.items():
+            if isinstance(weight, bool) or not isinstance(weight, (int, float)) or not isfinite(weight):
+                raise ValueError(f"ComputationTask: rewards has {name!r}: {weight!r:.60}; expected the weight of that task's "
+                                 "rewards, a number")
+        if self.rewards:  # whose rewards it takes it asks
+            self.asks = tuple(dict.fromkeys((*self.asks, *(name for name in self.rewards if name != OWN))))
         if self.sync_every < 1:
             raise ValueError(f"ComputationTask: sync_every is {self.sync_every}; expected at least 1 optimiser step")
         if self.max_skips < 0:

@@ -19,6 +19,7 @@ from parl_like.drivers.messages import RemoteError
 from parl_like.drivers.ray.connection import CONNECTION, packed, said_by_ray, the_ray, unpacked
 from parl_like.drivers.ray.resources import ActorResources, resources_of
 from parl_like.drivers.workers.proxies import AlgorithmProxy, plain_of
+from parl_like.tasks.asked_tasks import OWN, reward_fields
 from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.values.errors import TaskFailed
 from parl_like.values.spec import Array
@@ -170,7 +171,7 @@ class RayTask(ComputationTask):
                 CONNECTION.close()
                 raise
         seed = np.random.SeedSequence(0) if seed is None else seed
-        options = {"device": str(self.device), "train": self.train, "max_skips": self.max_skips}
+        options = {"device": str(self.device), "train": self.train, "max_skips": self.max_skips, "rewards": self.rewards}
         known = self._get(self._actor.build.remote(payload, self.name, options, seed))
         self._proxy, self.output_shapes = self._face(known["proxy"]), known["output_shapes"]
         self.policy_specs = known["policy_specs"]
@@ -186,6 +187,7 @@ class RayTask(ComputationTask):
         if here := asked.keys() - others.keys():
             raise ValueError(f"task {self.name!r} is in a Ray actor and asks {', '.join(map(repr, sorted(here)))}, not in one; "
                              "name all of them in Ray(tasks=…), or leave this one out")
+        self.reward_fields = reward_fields(others, [name for name in self.rewards if name != OWN])
         self._get(self._actor.connect.remote({name: (packed(f"task {name!r}: what builds the algorithm", other.source),
                                                   other._actor) for name, other in others.items()}))
 

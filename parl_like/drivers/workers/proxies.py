@@ -79,7 +79,7 @@ class TaskProxy(TaskPort):
         self.predict_rule, self.training_rule = task.predict_rule, task.training_rule
         self.output_shapes, self.policy_specs = dict(task.output_shapes), task.policy_specs
         self.version, self.learns = task.version, task.learns
-        self._algorithm = AlgorithmProxy(task.algorithm)
+        self._algorithm, self._reward_fields = AlgorithmProxy(task.algorithm), task.reward_fields
         self.serve, self.sync_every, self.bisect = task.serve, task.sync_every, task.bisect
         self.source = task.source if task.serve == "replica" else None
         self.row_slots = RowSlots(n=0)  # those of the worker's agents, among all that the task has
@@ -87,6 +87,11 @@ class TaskProxy(TaskPort):
     @property
     def algorithm(self) -> AlgorithmProxy:
         return self._algorithm
+
+    @property
+    def window(self) -> Any:
+        window: Any = self._algorithm.window
+        return window.reading(self._reward_fields)
 
     def act(self, inputs: Mapping[str, Array], mode: Mode) -> tuple[dict[str, Array], int]:
         """Refuse; what an agent asks in a run is sent to the robot's process instead.
@@ -104,7 +109,7 @@ class TaskProxy(TaskPort):
             return self
         task = Replica(self.source, self.helper, predict_rule=self.predict_rule, training_rule=self.training_rule,
                        on_error=self.on_error, train=self.train, serve="replica", sync_every=self.sync_every, bisect=self.bisect)
-        task.name, task.learns = self.name, self.learns
+        task.name, task.learns, task.reward_fields = self.name, self.learns, self._reward_fields
         task.build(seed)
         task.acting = ActingCopies(task.algorithm, self.version)
         return task
