@@ -431,6 +431,61 @@ class NoisyObservation(gym.ObservationWrapper[Any, Any, Any], RecordConstructorA
         self.unwrapped.np_random.bit_generator.state = state["rng"]
 
 
+class SomeActions(gym.ActionWrapper[Any, Any, Any], RecordConstructorArgs):
+    """Takes only some of the choices of a Discrete action, numbered from 0 on in this order.
+
+    Args:
+        actions: Those choices, as the environment has them.
+
+    Raises:
+        ValueError: actions are no Discrete, or there are none, one twice, or one that it does not have.
+    """
+
+    def __init__(self, env: gym.Env[Any, Any], actions: Sequence[int]) -> None:
+        RecordConstructorArgs.__init__(self, actions=actions)
+        super().__init__(env)
+        space = env.action_space
+        chosen = [int(one) for one in actions]
+        if not isinstance(space, gym.spaces.Discrete) or not chosen or len({*chosen}) < len(chosen) or not all(
+                one in space for one in chosen):
+            raise ValueError(f"SomeActions: actions are {actions!r:.80} of {space}; expected choices of a Discrete, each once")
+        self.actions = chosen
+        self.action_space = gym.spaces.Discrete(len(chosen))
+
+    def action(self, action: Any) -> int:
+        return self.actions[int(action)]
+
+
+class GridCells(gym.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
+    """A MiniGrid or BabyAI world as what each cell of the agent's view is, [H, W, 13] uint8, one 1 in each: MiniGrid's eleven
+    objects by their code, a door of which is an open one, then a closed and a locked door. Colours, the direction, and what a
+    text says are left out.
+
+    Args:
+        env: Observes a Dict with `image`, codes (object, colour, state).
+
+    Raises:
+        ValueError: it observes something else.
+    """
+
+    DOOR, KINDS = 4, 13
+
+    def __init__(self, env: gym.Env[Any, Any]) -> None:
+        RecordConstructorArgs.__init__(self)
+        super().__init__(env)
+        seen = env.observation_space
+        image = seen.spaces.get("image") if isinstance(seen, gym.spaces.Dict) else None
+        if image is None or len(image.shape or ()) != 3 or image.shape[2] != 3:  # type: ignore[index]
+            raise ValueError(f"GridCells: observations are {seen}; expected a Dict with an `image` of codes [H, W, 3], as "
+                             "MiniGrid has them")
+        self.observation_space = gym.spaces.Box(0, 1, (*image.shape[:2], self.KINDS), np.uint8)  # type: ignore[index]
+        self._rows = np.eye(self.KINDS, dtype=np.uint8)
+
+    def observation(self, observation: Any) -> Any:
+        kind, state = observation["image"][..., 0], observation["image"][..., 2]
+        return self._rows[np.where((kind == self.DOOR) & (state > 0), self.KINDS - 3 + state, kind)]
+
+
 def _box(wrapper: gym.Env[Any, Any], space: gym.Space[Any], what: str) -> gym.spaces.Box:
     if not isinstance(space, gym.spaces.Box):
         raise ValueError(f"{type(wrapper).__name__}: {what} are {space}; expected a Box")

@@ -16,7 +16,6 @@ from gymnasium.utils.env_checker import check_env
 import parl_like.envs as envs
 from parl_like.envs.atari import Atari
 from parl_like.envs.bit_flip import BitFlip
-from parl_like.envs.combination_lock import CombinationLock
 from parl_like.envs.deep_sea import DeepSea
 from parl_like.envs.doorkey import DoorKey
 from parl_like.envs.four_rooms import FourRooms
@@ -34,6 +33,7 @@ from parl_like.envs.textbook import BlackjackTable, Maze, NChain, RiverSwim, Tes
 from parl_like.envs.wrappers import (
     ActionRepeat,
     Discretize,
+    GridCells,
     ImageChannelFirst,
     MultiDiscreteToDiscrete,
     NoisyObservation,
@@ -41,6 +41,7 @@ from parl_like.envs.wrappers import (
     ObservationSubset,
     PreviousStep,
     RewardWeights,
+    SomeActions,
     TruncatedAsTerminated,
 )
 
@@ -145,7 +146,6 @@ CASES = {
     TableEnv: [lambda: TableEnv.from_gymnasium(gym.make("FrozenLake-v1")),
                lambda: TableEnv.from_gymnasium(gym.make("CliffWalking-v1"))],
     RandomWalk: [lambda: RandomWalk(render_mode="ansi")],
-    CombinationLock: [lambda: CombinationLock(4, render_mode="ansi")],
     FourRooms: [lambda: FourRooms(render_mode="ansi"), lambda: FourRooms(62, 89, 10)],
     Maze: [lambda: Maze(render_mode="ansi")], NChain: [NChain], RiverSwim: [RiverSwim], BlackjackTable: [BlackjackTable],
     Testbed: [lambda: Testbed(5), lambda: gym.make("Testbed-v0")],
@@ -158,13 +158,15 @@ CASES = {
     SokobanEnv: [lambda: SokobanEnv(size=5, n_boxes=1), lambda: SokobanEnv(obs="planes", render_mode="rgb_array")],
     DoorKey: [lambda: DoorKey(5)],
     GridView: [lambda: make_env("MiniGrid-DoorKey-5x5-v0")],
+    GridCells: [lambda: GridCells(make_env("MiniGrid-DoorKey-5x5-v0"))],
+    SomeActions: [lambda: SomeActions(gym.make("Acrobot-v1"), [2, 0])],
     Recall: [lambda: Recall(), lambda: Recall(0, 3)],
     BitFlip: [lambda: BitFlip(), lambda: BitFlip(3)],
     DeepSea: [lambda: DeepSea(), lambda: DeepSea(4)],
     MinAtar: [lambda: MinAtar(), lambda: MinAtar("freeway", sticky=0.0, ramping=False)],
 }  # fmt: skip
-NEEDS = {Atari: "ale_py", DoorKey: "minigrid", GridView: "minigrid", AECPlayer: "pettingzoo", Joint: "pettingzoo",
-         MinAtar: "minatar"}
+NEEDS = {Atari: "ale_py", DoorKey: "minigrid", GridCells: "minigrid", GridView: "minigrid", AECPlayer: "pettingzoo",
+         Joint: "pettingzoo", MinAtar: "minatar"}
 HARMLESS = "|".join([
     "is different from the unwrapped version",  # it says so of every wrapper
     "Not able to test alternative render modes",  # and so of all that gymnasium.make has not made

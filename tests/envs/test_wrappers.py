@@ -18,12 +18,14 @@ from parl_like.envs.sokoban import SokobanEnv
 from parl_like.envs.wrappers import (
     ActionRepeat,
     Discretize,
+    GridCells,
     ImageChannelFirst,
     MultiDiscreteToDiscrete,
     NoisyObservation,
     NormalizeObservation,
     ObservationSubset,
     PreviousStep,
+    SomeActions,
     TruncatedAsTerminated,
     clone_state,
     restore_state,
@@ -553,3 +555,35 @@ def test_an_agent_learns_from_what_it_earned():
                   minibatches=2) as robot:
         robot.run(4800)
         assert robot.evaluate(50).mean_return > 7.0
+
+
+def test_some_actions_are_those_of_the_environment():
+    env = SomeActions(gym.make("CliffWalking-v1"), [1, 0])
+    env.reset(seed=0)
+    assert env.action_space == gym.spaces.Discrete(2) and env.step(1)[0] == 24  # 36 is the start, and 0 goes up
+    for wrong in ([], [0, 0], [4], [-1]):
+        with pytest.raises(ValueError, match="expected choices of a Discrete, each once"):
+            SomeActions(gym.make("CliffWalking-v1"), wrong)
+    with pytest.raises(ValueError, match="of Box"):
+        SomeActions(gym.make("Pendulum-v1"), [0])
+
+
+def test_cells_of_a_grid_are_objects_and_doors_by_their_state():
+    minigrid = pytest.importorskip("minigrid.core.constants")
+    env = GridCells(gym.make("MiniGrid-LockedRoom-v0"))
+    seen = set()
+    obs, _ = env.reset(seed=0)
+    for step in range(300):
+        image = env.unwrapped.gen_obs()["image"]
+        names = np.array(["" for _ in range(49)], dtype=object).reshape(7, 7)
+        for x, y in np.ndindex(7, 7):
+            kind, state = minigrid.IDX_TO_OBJECT[image[x, y, 0]], image[x, y, 2]
+            names[x, y] = f"door {state}" if kind == "door" else kind
+        order = ["unseen", "empty", "wall", "floor", "door 0", "key", "ball", "box", "goal", "lava", "agent", "door 1", "door 2"]
+        assert obs.shape == (7, 7, 13) and (obs.sum(2) == 1).all()
+        assert [order[i] for i in obs.argmax(2).ravel()] == names.ravel().tolist()
+        seen |= set(names.ravel())
+        obs = env.step(int(np.random.default_rng(step).choice([0, 1, 2, 2, 5])))[0]
+    assert {"door 0", "door 1"} <= seen
+    with pytest.raises(ValueError, match="expected a Dict with an `image`"):
+        GridCells(gym.make("CartPole-v1"))
