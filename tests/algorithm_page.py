@@ -110,7 +110,7 @@ def experiments_of() -> dict[str, list[str]]:
     for path in sorted(EXPERIMENTS.glob("*.yaml")):
         one = experiments.get(path.stem)
         keys = [one.config["algorithm"]] if one.robot in families.OF_ONE else one.config.get("learners", [one.robot])
-        for key in keys:
+        for key in (*keys, *filter(None, [one.config.get("curiosity")])):
             found[key.lower()].append(one.name)
     for name, row in solvers.ROWS.items():
         found[row.solver.__name__.lower()].append(name)
@@ -130,8 +130,8 @@ def trained() -> dict[str, list[str]]:
     for key, trained in experiments_of().items():
         for name in trained:
             seen = found[name]
-            pages = [page for page in ("robots.md", "games.md", "search.md", "offline.md", "skills.md", "thinker.md",
-                                         "thinker-published.md")
+            pages = [page for page in ("robots.md", "curiosity.md", "games.md", "search.md", "offline.md", "skills.md",
+                                         "thinker.md", "thinker-published.md")
                      if f"`{name}`" in (PAGE.parent / page).read_text(encoding="utf-8")]
             unit = "iterations" if name in solvers.ROWS else "steps"
             told = (f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} {unit}, "

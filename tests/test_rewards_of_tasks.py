@@ -170,3 +170,23 @@ def test_one_line_makes_a_curious_robot_whose_two_tasks_are_set_by_name():
     assert (robot.tasks["curiosity"].algorithm.lr, robot.tasks["RL"].algorithm.lr) == (1e-3, 1e-2)
     assert robot.tasks["RL"].rewards == {"curiosity": 0.5} and robot.tasks["RL"].window.n_step == 1
     robot.close()
+
+
+def test_tasks_in_actors_reward_each_other_as_tasks_here_do():
+    pytest.importorskip("ray")
+    from parl_like.drivers.ray.tasks import Here, RayTask, TaskActor
+
+    ran = []
+    for inside in (False, True):
+        spaces, helper = {"obs": OBS, "act": ACT}, partial(OnPolicyHelper, unroll=8, store_policy=False)
+        tasks = {"RL": ComputationTask(create_algorithm_func(MLPActorCritic, {**spaces, "hidden": (8,)}, PPO, {"epochs": 1}),
+                                       helper, rewards={"curiosity": 1.0, "env": 0.0}),
+                 "curiosity": ComputationTask(create_algorithm_func(Novel, spaces, Counts, {"first_visits": True}), helper)}
+        if inside:
+            tasks = {name: RayTask(task, Here(TaskActor)) for name, task in tasks.items()}
+        robot = Robot("CartPole-v1", tasks=tasks, n_agents=2, trace=True)
+        robot.run(64)
+        assert robot.tasks["RL"].window.fields[-2:] == ("lane", "episode")
+        ran.append((robot.trace.hexdigest(), {name: value.tolist() for name, value in
+                                              robot.tasks["RL"].networks_state()["model"].items()}))
+    assert ran[0] == ran[1]

@@ -33,6 +33,8 @@ def build(name, **overrides):
     experiment = experiments.get(name)
     if needed := {"hierarchy": "minigrid", "self_play": "pettingzoo"}.get(experiment.robot):
         pytest.importorskip(needed)
+    if "MiniGrid" in str(experiment.config.get("env")):
+        pytest.importorskip("minigrid")
     if name.endswith("-lander"):
         pytest.importorskip("Box2D")
     if name in ("maddpg-speaker", "mappo-spread"):
