@@ -19,7 +19,6 @@ from parl_like.algorithms.unrolls import in_chunks, minibatches_of
 from parl_like.data.transforms.moments import Moments
 from parl_like.learning.algorithm import Algorithm, Loss, Schedule, Window
 from parl_like.learning.model import Model
-from parl_like.models.flat_obs import FlatObs
 from parl_like.values import plain
 from parl_like.values.batch import Batch
 from parl_like.values.plain import State
@@ -346,14 +345,14 @@ class SimHash:
     to [−1, 1] before.
 
     Args:
-        model: Whose observations. bits: How many functions; 0: it is not called.
+        model: `Novel`, whose observations. bits: How many functions; 0: it is not called.
     """
 
-    def __init__(self, model: Model, bits: int) -> None:
+    def __init__(self, model: Any, bits: int) -> None:
         self.bits = bits
         if not bits:
             return
-        self.flat = FlatObs(model.obs_space)
+        self.flat = model.flat
         rng = np.random.default_rng(0)
         self.planes = rng.standard_normal((self.flat.out_size, bits)).astype(np.float32)
         self.offsets = rng.uniform(-1.0, 1.0, bits).astype(np.float32) * np.sqrt(self.flat.out_size, dtype=np.float32)

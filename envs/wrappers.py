@@ -478,7 +478,8 @@ class GridCells(gym.ObservationWrapper[Any, Any, Any], RecordConstructorArgs):
         if image is None or len(image.shape or ()) != 3 or image.shape[2] != 3:  # type: ignore[index]
             raise ValueError(f"GridCells: observations are {seen}; expected a Dict with an `image` of codes [H, W, 3], as "
                              "MiniGrid has them")
-        self.observation_space = gym.spaces.Box(0, 1, (*image.shape[:2], self.KINDS), np.uint8)  # type: ignore[index]
+        height, width, _ = image.shape  # type: ignore[misc]
+        self.observation_space: Any = gym.spaces.Box(0, 1, (height, width, self.KINDS), np.uint8)
         self._rows = np.eye(self.KINDS, dtype=np.uint8)
 
     def observation(self, observation: Any) -> Any:

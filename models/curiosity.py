@@ -38,9 +38,14 @@ class Novel(Model):
 
     Attributes:
         reads: The fields of a row that a reward is given for, beside `obs` and `obs_next`; the algorithm sets it.
+        flat: Observations as rows of numbers.
     """
 
     reads: tuple[str, ...] = ()
+
+    def __init__(self, obs: gym.Space[Any], act: gym.Space[Any]) -> None:
+        super().__init__(obs, act)
+        self.flat = FlatObs(obs)
 
     def inputs(self) -> dict[str, Spec]:
         return read_fields(self, ("obs", "obs_next", *self.reads))
@@ -94,7 +99,6 @@ class RNDNet(Novel):
 
     def __init__(self, obs: gym.Space[Any], act: gym.Space[Any], hidden: Sequence[int] = (128,), features: int = 64) -> None:
         super().__init__(obs, act)
-        self.flat = FlatObs(obs)
         self.target = NumberTrunk(obs, hidden, features, flat=self.flat)
         self.predictor = NumberTrunk(obs, [*hidden, hidden[-1] if hidden else features], features, flat=self.flat)
         self.target.requires_grad_(False)
