@@ -16,6 +16,7 @@ from gymnasium.utils.env_checker import check_env
 import parl_like.envs as envs
 from parl_like.envs.atari import Atari
 from parl_like.envs.bit_flip import BitFlip
+from parl_like.envs.combination_lock import CombinationLock
 from parl_like.envs.deep_sea import DeepSea
 from parl_like.envs.doorkey import DoorKey
 from parl_like.envs.four_rooms import FourRooms
@@ -146,6 +147,7 @@ CASES = {
     TableEnv: [lambda: TableEnv.from_gymnasium(gym.make("FrozenLake-v1")),
                lambda: TableEnv.from_gymnasium(gym.make("CliffWalking-v1"))],
     RandomWalk: [lambda: RandomWalk(render_mode="ansi")],
+    CombinationLock: [lambda: CombinationLock(4, render_mode="ansi")],
     FourRooms: [lambda: FourRooms(render_mode="ansi"), lambda: FourRooms(62, 89, 10)],
     Maze: [lambda: Maze(render_mode="ansi")], NChain: [NChain], RiverSwim: [RiverSwim], BlackjackTable: [BlackjackTable],
     Testbed: [lambda: Testbed(5), lambda: gym.make("Testbed-v0")],
