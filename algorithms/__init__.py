@@ -18,6 +18,7 @@ from parl_like.algorithms.crr import CRR
 from parl_like.algorithms.curiosity import ICM, RND, Counts
 from parl_like.algorithms.ddpg import DDPG, TD3
 from parl_like.algorithms.decision_transformer import DecisionTransformer
+from parl_like.algorithms.diayn import Discriminator
 from parl_like.algorithms.dqn import DQN, BasicDQN
 from parl_like.algorithms.dynamics import DynamicsLearner
 from parl_like.algorithms.evolution import ARS, CEM, ES
@@ -67,7 +68,7 @@ __all__ = [
     "DoubleQLearning", "DroQ", "DynaQ", "DynamicsLearner", "EnsembleLearner", "EpsilonGreedyBandit", "ExpectedSARSA",
     "GradientBandit", "MonteCarlo", "SPR", "FeatureControl", "LearningProgress",
     "MonteCarloPrediction", "NStepQ", "NStepTD", "OptionCritic", "PrioritizedSweeping", "QLambda", "QLearning", "Rainbow",
-    "RewardPrediction", "Counts", "ICM", "RND",
+    "RewardPrediction", "Counts", "Discriminator", "ICM", "RND",
     "SARSALambda", "Stream", "ThompsonBandit", "UCBBandit", "ValueReplay", "WorldModel",
     "PQN", "RSAC", "RTD3",
 ]  # fmt: skip

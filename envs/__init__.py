@@ -1,7 +1,7 @@
 """Environments: `make_env` and `make_vector_env` build most. Importing any of them makes gymnasium know `Sokoban-v0`,
-`Sokoban-test-v0`, `Sokoban-medium-v0`, `Sokoban-hard-v0`, `Recall-v0`, `DeepSea-v0`, `BitFlip-v0`, `TwoStep-v0`, the tables
-`RandomWalk-v0`, `DynaMaze-v0`, `FourRooms-v0`, `CombinationLock-v0`, `NChain-v0`, `RiverSwim-v0`, `BlackjackTable-v0` and
-`Testbed-v0`, and `Atari-v0` and `MinAtar-v0` with the option `game`."""
+`Sokoban-test-v0`, `Sokoban-medium-v0`, `Sokoban-hard-v0`, `Recall-v0`, `DeepSea-v0`, `BitFlip-v0`, `TwoStep-v0`, `Plane-v0`,
+the tables `RandomWalk-v0`, `DynaMaze-v0`, `FourRooms-v0`, `CombinationLock-v0`, `NChain-v0`, `RiverSwim-v0`,
+`BlackjackTable-v0` and `Testbed-v0`, and `Atari-v0` and `MinAtar-v0` with the option `game`."""
 
 if __name__ != "parl_like.envs":
     raise ImportError(f"this folder is the package parl_like.envs; it was imported as {__name__!r}")
@@ -31,6 +31,7 @@ gymnasium.register("RandomWalk-v0", "parl_like.envs.tabular:RandomWalk")
 gymnasium.register("DynaMaze-v0", "parl_like.envs.textbook:Maze", max_episode_steps=2000)
 gymnasium.register("FourRooms-v0", "parl_like.envs.four_rooms:FourRooms", max_episode_steps=1000)
 gymnasium.register("CombinationLock-v0", "parl_like.envs.combination_lock:CombinationLock")
+gymnasium.register("Plane-v0", "parl_like.envs.plane:Plane", max_episode_steps=30)
 gymnasium.register("NChain-v0", "parl_like.envs.textbook:NChain", max_episode_steps=1000)
 gymnasium.register("RiverSwim-v0", "parl_like.envs.textbook:RiverSwim", max_episode_steps=20)
 gymnasium.register("BlackjackTable-v0", "parl_like.envs.textbook:BlackjackTable")

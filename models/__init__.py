@@ -37,6 +37,7 @@ from parl_like.models.mlp import MLP, MLPQ, EnsembleMLP, MLPActorCritic
 from parl_like.models.muzero_net import LatentPrediction, LatentWorld, MuZeroNet
 from parl_like.models.planner import Planner
 from parl_like.models.recurrent import RecurrentActorCritic, RecurrentActorQ, RecurrentQ
+from parl_like.models.skills import SkillClassifier
 from parl_like.models.tabular import OptionTable, QTable, VTable
 from parl_like.models.team import MLPCentralActorCritic, MLPTeamActorQ, MLPTeamMix, MLPTeamQ
 from parl_like.models.thinker_net import ThinkerNet
@@ -89,6 +90,7 @@ __all__ = [
     "RecurrentActorQ",
     "RecurrentQ",
     "RewardClasses",
+    "SkillClassifier",
     "SquashedGaussianHead",
     "ThinkerNet",
     "VTable",

@@ -36,7 +36,7 @@ of `python -m benchmarks.solvers`, whose scores are −`nash_conv`."""
 
 ROBOTS = {"BC": ["nfsp"], "DQN": ["self_play"], "DynamicsLearner": ["auxiliary"], "WorldModel": ["thinker", "thinker_shared"],
           "PPO": ["hierarchy"], "OptionCritic": ["options"],
-          "LearningProgress": ["curriculum"]}
+          "LearningProgress": ["curriculum"], "Discriminator": ["skills"]}
 """Class → the robots of several tasks that it is part of, where these have other names."""
 
 

@@ -26,6 +26,7 @@ from parl_like.envs.joint import Joint
 from parl_like.envs.make import ActionBounds, DmEnv, FiveValues, OldStyle, TimeLimit, make_env
 from parl_like.envs.minatar import MinAtar
 from parl_like.envs.pettingzoo import AECPlayer
+from parl_like.envs.plane import Plane
 from parl_like.envs.prepared import GridView
 from parl_like.envs.recall import Recall
 from parl_like.envs.sokoban import SokobanEnv
@@ -147,6 +148,7 @@ CASES = {
     TableEnv: [lambda: TableEnv.from_gymnasium(gym.make("FrozenLake-v1")),
                lambda: TableEnv.from_gymnasium(gym.make("CliffWalking-v1"))],
     RandomWalk: [lambda: RandomWalk(render_mode="ansi")],
+    Plane: [Plane],
     CombinationLock: [lambda: CombinationLock(4, render_mode="ansi")],
     FourRooms: [lambda: FourRooms(render_mode="ansi"), lambda: FourRooms(62, 89, 10)],
     Maze: [lambda: Maze(render_mode="ansi")], NChain: [NChain], RiverSwim: [RiverSwim], BlackjackTable: [BlackjackTable],

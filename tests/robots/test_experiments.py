@@ -95,6 +95,10 @@ def short(name):
     if experiments.get(name).robot == "nfsp":
         average = {f"average.ReservoirHelper.{key}": 8 for key in ("warmup", "batch_size")}
         return {"n_agents": 4, **off_policy(name), **average, "eta": 0.5, "total_steps": 640}
+    if experiments.get(name).robot == "skills":
+        few = {"warmup": 64, "batch_size": 32, "random_steps": 32}
+        return {"n_agents": 2, "OnPolicyHelper.unroll": 16, **{f"RL.OffPolicyHelper.{key}": few[key] for key in few},
+                "total_steps": 320}
     if experiments.get(name).robot == "alphazero":
         return {"n_agents": 4, "warmup": 64, "batch_size": 32, "simulations": 4, "eval_games": 2, "eval_simulations": 2,
                 "total_steps": 320}

@@ -1,0 +1,109 @@
+"""DIAYN: a policy that follows skills, and a task that pays it for being told apart by where it goes. Nothing else is paid.
+
+The agent draws a skill for each episode, and shows it to both tasks beside the observation. Scores: docs/skills.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium as gym
+
+from parl_like.agents.agent import Agent
+from parl_like.agents.off_policy import OffPolicyHelper
+from parl_like.agents.on_policy import OnPolicyHelper
+from parl_like.algorithms.diayn import Discriminator
+from parl_like.algorithms.sac import SAC
+from parl_like.lab.yaml_text import ConfigError
+from parl_like.learning.factory import create_algorithm_func
+from parl_like.learning.span import Span
+from parl_like.models.actor_q import MLPActorQ
+from parl_like.models.skills import SkillClassifier
+from parl_like.robots.settings import Parts, optimiser_steps
+from parl_like.robots.spaces import Env, PartsConfig, Positive, env_of, made_anew, probed, robot_with
+from parl_like.run.robot import Robot
+from parl_like.tasks.task import ComputationTask
+
+DEFAULTS = {"MLPActorQ.hidden": [64, 64]}
+
+
+class Config(PartsConfig, frozen=True, kw_only=True):
+    """Everything else are arguments of what the robot is built of: `SAC.alpha`, `Discriminator.epochs`, ….
+
+    Attributes:
+        skills: How many.
+    """
+
+    skills: Positive = 8
+    env: Env = Env(id="Plane-v0")
+
+
+class SkillAgent(Agent):
+    """Follows one skill in each episode, drawn evenly; observations of its tasks are {obs, skill}.
+
+    Attributes:
+        skill: The one that is followed.
+    """
+
+    skill = 0
+
+    def caption(self) -> str:
+        return f"skill {self.skill}"
+
+    def run_one_episode(self) -> None:
+        helpers = list(self.helpers.values())
+        self.skill = int(self.rng.integers(helpers[0].model.obs_space["skill"].n))
+        obs, _ = self.env.reset()
+        seen, done = {"obs": obs, "skill": self.skill}, False
+        while not done:
+            act = helpers[0].predict(seen)
+            obs, rew, terminated, truncated, info = self.env.step(act)
+            after = {"obs": obs, "skill": self.skill}
+            for helper in helpers:
+                helper.store(seen, act, rew, after, terminated, truncated, info)
+            seen, done = after, terminated or truncated
+
+
+def accuracy(robot: Robot, episodes: object) -> float:
+    """Return how often the discriminator knows the skill of a row that it has not learned yet."""
+    return float(robot.tasks["discriminator"].algorithm.accuracy)
+
+
+def build(config: Config) -> Robot:
+    """Return the robot of a configuration; its score is the discriminator's accuracy.
+
+    Raises:
+        ConfigError: the environment is one of several players or environments. TypeError: its actions are not for SAC.
+    """
+    parts = Parts(config.parts, DEFAULTS, config.__struct_fields__, Span(config.total_steps))
+    source = env_of(config.env, parts)
+    found, agent = probed(source)
+    if agent is not Agent:
+        raise ConfigError(f"Config: key 'env': {config.env.id} is no single environment of one player, in which skills act")
+    spaces: dict[str, Any] = {"obs": gym.spaces.Dict({"obs": found["obs"], "skill": gym.spaces.Discrete(config.skills)}),
+                              "act": found["act"]}
+    parts.act = found["act"]
+    acts = config.total_steps / config.n_agents
+
+    def task(name: str, model: type, algorithm: type, kind: type, helper: dict[str, Any], updates: Any, *, rewards: Any = None,
+             **defaults: Any) -> ComputationTask:
+        where = f"tasks.{name}"
+        func = create_algorithm_func(model, {**spaces, **parts.args(where, model)}, algorithm,
+                                     parts.args(where, algorithm, acts=acts, updates=updates, **defaults))
+        return ComputationTask(func, made_anew(kind, helper), device=config.device,
+                               **parts.args(where, ComputationTask, skip=("device",), rewards=rewards))
+
+    def n_updates(options: Any) -> Any:
+        return config.total_steps * options["updates"] // (options["learn_every"] or 1)
+
+    off = parts.args("tasks.RL", OffPolicyHelper, acts=acts, updates=n_updates, batch_size=128, learn_every=1, warmup=500,
+                     random_steps=500)
+    on = parts.args("tasks.discriminator", OnPolicyHelper, unroll=100)
+    rows = config.n_agents * parts.of("tasks.discriminator", OnPolicyHelper)["unroll"]
+    tasks = {
+        "RL": task("RL", MLPActorQ, SAC, OffPolicyHelper, off, n_updates(parts.of("tasks.RL", OffPolicyHelper)), lr=1e-3,
+                   alpha=0.1, learn_alpha=False, rewards={"discriminator": 1.0, "env": 0.0}),
+        "discriminator": task("discriminator", SkillClassifier, Discriminator, OnPolicyHelper, on,
+                              lambda learner: optimiser_steps(config.total_steps / rows, rows, learner), lr=3e-3),
+    }
+    return robot_with(config, source, tasks, SkillAgent, parts=parts, score=accuracy)
