@@ -1,5 +1,5 @@
 """NFSP, neural fictitious self-play (Heinrich & Silver 2016): a task learns the best response to what players do on average, and
-a second task learns what they do on average.
+a second task learns that average.
 
     best      DQN on the steps of whoever plays by it or not, against all others: Q → the best response to their average policies
     average   maximum likelihood of what best responses do, an even sample of all times: Π → their average

@@ -5,11 +5,13 @@ The agent draws a skill for each episode, and shows it to both tasks beside the 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import gymnasium as gym
 
 from parl_like.agents.agent import Agent
+from parl_like.agents.helper import AgentHelper
 from parl_like.agents.off_policy import OffPolicyHelper
 from parl_like.agents.on_policy import OnPolicyHelper
 from parl_like.algorithms.diayn import Discriminator
@@ -66,7 +68,9 @@ class SkillAgent(Agent):
 
 def accuracy(robot: Robot, episodes: object) -> float:
     """Return how often the discriminator knows the skill of a row that it has not learned yet."""
-    return float(robot.tasks["discriminator"].algorithm.accuracy)
+    discriminator = robot.tasks["discriminator"].algorithm
+    assert isinstance(discriminator, Discriminator)
+    return float(discriminator.accuracy)
 
 
 def build(config: Config) -> Robot:
@@ -85,12 +89,12 @@ def build(config: Config) -> Robot:
     parts.act = found["act"]
     acts = config.total_steps / config.n_agents
 
-    def task(name: str, model: type, algorithm: type, kind: type, helper: dict[str, Any], updates: Any, *, rewards: Any = None,
+    def task(name: str, model: type, algorithm: type, make: Callable[[], AgentHelper], *, updates: Any, rewards: Any = None,
              **defaults: Any) -> ComputationTask:
         where = f"tasks.{name}"
         func = create_algorithm_func(model, {**spaces, **parts.args(where, model)}, algorithm,
                                      parts.args(where, algorithm, acts=acts, updates=updates, **defaults))
-        return ComputationTask(func, made_anew(kind, helper), device=config.device,
+        return ComputationTask(func, make, device=config.device,
                                **parts.args(where, ComputationTask, skip=("device",), rewards=rewards))
 
     def n_updates(options: Any) -> Any:
@@ -101,9 +105,10 @@ def build(config: Config) -> Robot:
     on = parts.args("tasks.discriminator", OnPolicyHelper, unroll=100)
     rows = config.n_agents * parts.of("tasks.discriminator", OnPolicyHelper)["unroll"]
     tasks = {
-        "RL": task("RL", MLPActorQ, SAC, OffPolicyHelper, off, n_updates(parts.of("tasks.RL", OffPolicyHelper)), lr=1e-3,
-                   alpha=0.1, learn_alpha=False, rewards={"discriminator": 1.0, "env": 0.0}),
-        "discriminator": task("discriminator", SkillClassifier, Discriminator, OnPolicyHelper, on,
-                              lambda learner: optimiser_steps(config.total_steps / rows, rows, learner), lr=3e-3),
+        "RL": task("RL", MLPActorQ, SAC, made_anew(OffPolicyHelper, off),
+                   updates=n_updates(parts.of("tasks.RL", OffPolicyHelper)), lr=1e-3, alpha=0.1, learn_alpha=False,
+                   rewards={"discriminator": 1.0, "env": 0.0}),
+        "discriminator": task("discriminator", SkillClassifier, Discriminator, made_anew(OnPolicyHelper, on),
+                              updates=lambda learner: optimiser_steps(config.total_steps / rows, rows, learner), lr=3e-3),
     }
     return robot_with(config, source, tasks, SkillAgent, parts=parts, score=accuracy)

@@ -54,6 +54,10 @@ The table holds with our networks that fit the algorithm (`parl-like list --spac
 """
 
 
+WHOLE = {"NFSP": "nfsp", "SelfPlay": "self_play"}
+"""Members that are no algorithm but a robot, by its name."""
+
+
 def members() -> dict[str, list[Any]]:
     """File of `algorithms/` → its public algorithms, and what the faces of folders there offer, in the order in which they stand
     in it."""
@@ -69,8 +73,9 @@ def members() -> dict[str, list[Any]]:
 
 
 def names() -> list[str]:
-    """Every member but the bases of others, which learn nothing."""
-    return [one.__name__ for there in members().values() for one in there if getattr(one, "learn", None) is not Algorithm.learn]
+    """Every member but the bases of others, which learn nothing; also those that are robots of several tasks."""
+    learners = [one for there in members().values() for one in there if getattr(one, "learn", None) is not Algorithm.learn]
+    return [*(one.__name__ for one in learners), *WHOLE]
 
 
 def is_algorithm(one: object) -> bool:
@@ -92,7 +97,7 @@ def families_table() -> str:
 def first_sentence(file: str, folder: str = "algorithms") -> str:
     """The first sentence of a file's docstring, in one line."""
     module = import_module(f"parl_like.{folder}.{file.replace('/', '.')}")
-    return re.split(r"\.\s+(?=[A-Z`])|\.?$", " ".join((module.__doc__ or "").split()))[0]
+    return re.split(r"\.\s+(?=[A-Z`])|\.?$", " ".join((module.__doc__ or "").split("\n\n")[0].split()))[0]
 
 
 def scores() -> dict[str, list[marks.Mark]]:
@@ -120,8 +125,8 @@ def experiments_of() -> dict[str, list[str]]:
 def lights() -> str:
     """What shows that each member is right."""
     seen, by = scores(), experiments_of()
-    return evidence.table({name: [seen[experiment] for key in (name.lower(), *ROBOTS.get(name, ())) for experiment in by[key]]
-                           for name in names()})
+    keys = {name: (WHOLE.get(name, name.lower()), *ROBOTS.get(name, ())) for name in names()}
+    return evidence.table({name: [seen[experiment] for key in keys[name] for experiment in by[key]] for name in names()})
 
 
 def trained() -> dict[str, list[str]]:

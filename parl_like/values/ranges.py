@@ -7,6 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from numbers import Integral, Real
+from types import UnionType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,6 +147,8 @@ def settings_of(made: type) -> dict[str, Setting]:
     found = {}
     for position, one in enumerate(list(inspect.signature(made).parameters.values())[1:]):
         text = one.annotation.replace("Callable[[int], float]", "Schedule") if isinstance(one.annotation, str) else ""
+        alias = getattr(made, "__globals__", {}).get(text)
+        text = str(alias).replace("collections.abc.", "") if isinstance(alias, UnionType) else text
         kinds = tuple(part.strip() for part in text.split("|"))
         numbers = [part for part in kinds if part in ("int", "float", "bool") or part.startswith("Sequence[")
                    and ("int" in part or "float" in part)]

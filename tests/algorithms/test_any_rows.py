@@ -27,7 +27,7 @@ MEMBERS = {
     CrossQ: {"critic_hidden": (8,)}, TD3: {"policy": "deterministic"}, DDPG: {"policy": "deterministic", "critics": 1},
 }
 each = pytest.mark.parametrize("algorithm", MEMBERS, ids=lambda one: one.__name__)
-SEVERAL = {"BC", "Discriminator", "DynamicsLearner", "FeatureControl", "MADDPG", "SPR", "WorldModel"}
+SEVERAL = {"BC", "Counts", "Discriminator", "DynamicsLearner", "FeatureControl", "ICM", "MADDPG", "RND", "SPR", "WorldModel"}
 """Those that have no use for the reward, or take several: MADDPG one for each player."""
 
 
