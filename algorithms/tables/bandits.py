@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from parl_like.algorithms.tables.temporal_difference import QLearning, check_no_prior, check_rewards
+from parl_like.learning.action_spaces import Takes
 from parl_like.learning.algorithm import Algorithm, Schedule, value_of
 from parl_like.learning.explorers import UCB, Categorical, EpsilonGreedy, Explorer, Thompson
 from parl_like.learning.fixed_settings import explorers_have
@@ -35,7 +36,8 @@ class Bandit(Algorithm):
         ValueError: In `learn`: a reward is not finite; nothing is counted.
     """
 
-    calls, fitting_models, takes = QLearning.calls, QLearning.fitting_models, QLearning.takes
+    calls, fitting_models = QLearning.calls, QLearning.fitting_models
+    takes: Takes | None = QLearning.takes
     one_reward, takes_priorities = True, False
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 1.0) -> None:

@@ -33,6 +33,8 @@ class LearningProgress(Bandit):
         ValueError: the table has a prior. In `learn`: a score is not finite; nothing is counted.
     """
 
+    takes = None  # a task beside others, which no agent acts by alone
+
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 0.1,
                  epsilon: float | Schedule = 0.2) -> None:
         super().__init__(model, lr=lr)

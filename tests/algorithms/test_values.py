@@ -16,6 +16,7 @@ from parl_like.algorithms import (
     FQF,
     IQN,
     MDQN,
+    PQN,
     QMIX,
     QRDQN,
     R2D2,
@@ -45,7 +46,7 @@ from parl_like.models import (
 
 NETWORKS = {DQN: MLPQ, MDQN: MLPQ, REM: MLPQ, QRDQN: MLPQ, C51: MLPCategoricalQ, Rainbow: MLPCategoricalQ, IQN: MLPImplicitQ,
             FQF: MLPFractionQ, BootstrappedDQN: MLPBootstrappedQ, BDQ: MLPBranchingQ, R2D2: RecurrentQ, BasicDQN: MLPQ,
-            VDN: MLPTeamQ, QMIX: MLPTeamMix, DiscreteCQL: MLPQ, DiscreteBCQ: MLPImitationQ}
+            VDN: MLPTeamQ, QMIX: MLPTeamMix, DiscreteCQL: MLPQ, DiscreteBCQ: MLPImitationQ, PQN: MLPQ}
 TEAM = (gym.spaces.Dict(obs=gym.spaces.Box(-1, 1, (2, 3), np.float32), state=OBS), gym.spaces.MultiDiscrete([4, 4]))
 SPACES = {BDQ: (OBS, gym.spaces.MultiDiscrete([4])), VDN: TEAM, QMIX: TEAM}
 

@@ -238,7 +238,7 @@ def test_the_last_one_counts_and_the_robot_says_so():
 
 @pytest.mark.parametrize(("words", "message"), [
     (["taw=1"], "no key 'taw'.*did you mean 'tau'"), (["PPO.clip=0.1"], "no key 'PPO.clip': it is a setting of PPO, which"),
-    (["unroll=8"], "no key .unroll.: it is a setting of OnPolicyHelper and .* not built of; an "
+    (["unroll=8"], "no key .unroll.: it is a setting of .*OnPolicyHelper and .* not built of; an "
      "experiment's own settings count, too, so begin with"),
     (["sed=1"], "no key 'sed'.*did you mean 'seed'"),
     (["tau=x"], "key 'tau' expects .*got 'x'"), (["hidden=[8, x]"], "key 'hidden"),

@@ -193,7 +193,7 @@ def test_the_command_shows_the_table(capsys):
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["ALGORITHM", "ACTIONS", "OBSERVATIONS", "IMAGES", "MASKS", "MEMORY"]
     words = [" ".join(line.split()) for line in lines]
-    assert "SAC Discrete, Box any as numbers yes no" in words and len(lines) == len(TABLE) + 1
+    assert "TD3 Box any as numbers no no" in words and len(lines) == len(TABLE) + 1
 
 
 class Guarded(gym.Env):
