@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from parl_like.algorithms.targets import rewards_and_discount
 from parl_like.learning.algorithm import Algorithm, Schedule, Window
 from parl_like.learning.model import Model
 from parl_like.values.batch import Batch
@@ -30,7 +31,7 @@ class Auxiliary(Algorithm):
         ValueError: weight is negative.
     """
 
-    takes_priorities = False
+    takes_priorities = takes_rewards = False
     window = Window(in_order=False)
 
     def __init__(self, model: Model | Callable[[], Model], *, weight: float = 1.0, lr: float | Schedule = 1e-3,
@@ -61,7 +62,7 @@ class RewardPrediction(Auxiliary):
 
     calls = {"classes": "classes(features) -> [N, 3], logits of a reward below, at and above 0,", "trunk": "trunk,"}
     fitting_models = "RewardClasses"
-    one_reward = True
+    one_reward = takes_rewards = True
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
         sign = batch.rew.sign().long()
@@ -71,10 +72,10 @@ class RewardPrediction(Auxiliary):
 
 
 class FeatureControl(Auxiliary):
-    """loss = mean over rows and cells c of (|x_c(s') − x_c(s)| + γ (1 − terminated) max_b Q⁻_c(s', b) − Q_c(s, a))².
+    """loss = mean over rows and cells c of (δ_c(s, s') + γ (1 − terminated) max_b Q⁻_c(s', b) − Q_c(s, a))².
 
-    Values of actions that change the observation most, cell by cell: pixel control, for whatever the cells x are (`cells` of the
-    model). Q⁻ is the copy that follows.
+    Values of actions that change the observation most, cell by cell: pixel control, for whatever the changes δ are (`change` of
+    the model). Q⁻ is the copy that follows. A row with a `duration` d is discounted by γᵈ.
 
     Args:
         model: `CellQ`. weight: As for `Auxiliary`.
@@ -82,7 +83,7 @@ class FeatureControl(Auxiliary):
         tau: After each update Q⁻ ← (1 − tau) · Q⁻ + tau · Q.
     """
 
-    calls = {"cells": "cells(obs) -> [N, C],", "q": "q(features) -> [N, A, C],", "trunk": "trunk,"}
+    calls = {"change": "change(obs, obs_next) -> [N, C],", "q": "q(features) -> [N, A, C],", "trunk": "trunk,"}
     fitting_models = "CellQ"
 
     def __init__(self, model: Model | Callable[[], Model], *, gamma: float = 0.9, tau: float = 0.01, weight: float = 1.0,
@@ -96,9 +97,9 @@ class FeatureControl(Auxiliary):
 
     def process(self, batch: Batch) -> Batch:
         """Adds the targets [N, C]."""
-        change = (self.model.cells(batch.obs_next) - self.model.cells(batch.obs)).abs()
+        _, discount = rewards_and_discount(batch, (1.0, self.gamma))
         future = self.target.q(self.target.trunk(batch.obs_next)).amax(1)
-        batch.target = change + self.gamma * (~batch.terminated).float().unsqueeze(1) * future
+        batch.target = self.model.change(batch.obs, batch.obs_next) + discount.unsqueeze(1) * future
         return batch
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
@@ -111,7 +112,7 @@ class FeatureControl(Auxiliary):
 
 class ValueReplay(Auxiliary):
     """loss = mean (r + γ (1 − terminated) V(s') − V(s))², of rows that are drawn from a buffer: the critic of an actor-critic
-    learns from old rows, too. The target has no gradient.
+    learns from old rows, too. The target has no gradient. A row with a `duration` d is discounted by γᵈ.
 
     Args:
         model: That of the policy task itself, as a `Shared` one. weight: Of the loss.
@@ -120,7 +121,7 @@ class ValueReplay(Auxiliary):
 
     calls = {"value": "value(obs) -> [N],"}
     fitting_models = "the policy's"
-    one_reward = True
+    one_reward = takes_rewards = True
 
     def __init__(self, model: Model | Callable[[], Model], *, gamma: float = 0.99, weight: float = 1.0,
                  lr: float | Schedule = 1e-3, max_grad_norm: float | None = None) -> None:
@@ -129,11 +130,12 @@ class ValueReplay(Auxiliary):
 
     def process(self, batch: Batch) -> Batch:
         """Adds the targets [N]."""
-        batch.target = batch.rew + self.gamma * (~batch.terminated).float() * self.model.value(batch.obs_next)
+        rew, discount = rewards_and_discount(batch, (1.0, self.gamma))
+        batch.target = rew + discount * self.model.value(batch.obs_next)
         return batch
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:
-        return {"loss": self.weight * F.mse_loss(self.model.value(batch.obs), batch.target.float())}
+        return {"loss": self.weight * F.mse_loss(self.model.value(batch.obs), batch.target)}
 
 
 class SPR(Auxiliary):

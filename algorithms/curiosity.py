@@ -33,9 +33,10 @@ class Novelty(Algorithm):
 
         r = max(n(s') − α n(s), 0), and with `first_visits` only where s' is new in its episode
 
-    α 0 is plain novelty; α 0.5 with `first_visits` is NovelD, with counts BeBold (Zhang et al. 2021). The first visit needs rows
-    of a policy that learns from each row once, in order, by an unroll of the same length. Observations that are equal to the last
-    bit, or have one key, are one.
+    α 0 is plain novelty; α 0.5 with `first_visits` is NovelD (Zhang et al. 2021); with counts it is near to BeBold, which takes
+    1 / N and α = 1. First visits are those of episodes that ran since the update before, so a policy that learns from other rows
+    than those of unrolls is refused. The helpers of both tasks store every row. Observations that are equal to the last bit, or
+    have one key, are one.
 
     A subclass writes `novelty`, and `learn` or `process`.
 
@@ -44,16 +45,16 @@ class Novelty(Algorithm):
         alpha: α, in [0, 1]. first_visits: See above.
     """
 
-    window = Window(in_order=True, fields=("first", "lane", "episode"))
-    takes_priorities = False
+    window = Window(in_order=True, fields=("first", "lane", "episode", "step"))
+    takes_priorities = takes_rewards = False
 
     def __init__(self, model: Model | Callable[[], Model], *, alpha: float = 0.0, first_visits: bool = False,
                  lr: float | Schedule = 1e-3, max_grad_norm: float | None = None) -> None:
         super().__init__(model, lr=lr, max_grad_norm=max_grad_norm)
-        self.alpha, self.first_visits = alpha, first_visits
+        self.alpha, self.first_visits, self.pays_in_order = alpha, first_visits, first_visits
         self.episodes = OpenEpisodes()
         if first_visits:
-            self.model.reads = ("lane", "episode")
+            self.model.reads = ("lane", "episode", "step")
 
     def novelty(self, obs: Any) -> Tensor:
         """Return the novelty of observations, [N] float32 of at least 0. Raises TypeError where a subclass does not write it."""
@@ -77,9 +78,9 @@ class Novelty(Algorithm):
             self.episodes.add(*_origin(batch), self.keys(batch.obs))
 
 
-def _origin(rows: Batch) -> tuple[Array, Array]:
-    """Lane and episode of each row."""
-    return rows.lane.cpu().numpy(), rows.episode.cpu().numpy()
+def _origin(rows: Batch) -> tuple[Array, Array, Array]:
+    """Lane, episode and step of each row."""
+    return rows.lane.cpu().numpy(), rows.episode.cpu().numpy(), rows.step.cpu().numpy()
 
 
 class Counts(Novelty):
@@ -203,7 +204,7 @@ class ICM(Algorithm):
         The others: As for `Algorithm`.
     """
 
-    takes_priorities = False
+    takes_priorities = takes_rewards = False
     window = Window(in_order=True)
     calls = {"trunk": "trunk(obs) -> [N, F]", "forward_error": "forward_error(features, act, features_next) -> [N]",
              "surprise": "surprise(features, features_next, act) -> the mean of −log p(act)"}
@@ -280,32 +281,34 @@ class Visits:
 
 
 class OpenEpisodes:
-    """Keys that the running episode of each environment has seen.
+    """Keys that episodes have seen, and when: so it may be asked before it was told of a row, or after.
 
     Attributes:
-        rows: [K, 3] uint64: environment, episode and key of what was seen; of each environment its newest episode.
+        rows: [K, 4] uint64: environment, episode, key of what was seen, and the step that began with it first.
     """
 
     def __init__(self) -> None:
-        self.rows: Array = np.zeros((0, 3), np.uint64)
+        self.rows: Array = np.zeros((0, 4), np.uint64)
 
-    def first_visits(self, lane: Array, episode: Array, keys: Array, keys_next: Array) -> Array:
-        """Return whether the observation after each row is new in its episode, [N] bool. The rows of an environment are in order;
-        each begins where the one before has ended."""
-        n, known = len(keys), len(self.rows)
-        seen = np.concatenate([self.rows, _rows(lane, episode, keys)])
-        every, ids = np.unique(np.concatenate([seen, _rows(lane, episode, keys_next)]), axis=0, return_inverse=True)
+    def first_visits(self, lane: Array, episode: Array, step: Array, keys: Array, keys_next: Array) -> Array:
+        """Return whether the observation after each row is new in its episode, [N] bool: no row up to this one begins with it."""
+        seen = np.concatenate([self.rows, _rows(lane, episode, keys, step)])
+        asked = np.concatenate([seen[:, :3], _rows(lane, episode, keys_next)])
+        every, ids = np.unique(asked, axis=0, return_inverse=True)
         ids = ids.ravel()
-        earliest = np.full(len(every), n)  # the first row that begins with it; −1: one of before
-        np.minimum.at(earliest, ids[: len(seen)], np.concatenate([np.full(known, -1), np.arange(n)]))
-        return earliest[ids[len(seen) :]] > np.arange(n)
+        earliest = np.full(len(every), np.iinfo(np.uint64).max)
+        np.minimum.at(earliest, ids[: len(seen)], seen[:, 3])
+        return earliest[ids[len(seen) :]] > step.astype(np.uint64)
 
-    def add(self, lane: Array, episode: Array, keys: Array) -> None:
-        """Note what rows of each environment have begun with; episodes before its newest are forgotten."""
-        rows = np.unique(np.concatenate([self.rows, _rows(lane, episode, keys)]), axis=0)
-        lanes, last = np.unique(rows[::-1, 0], return_index=True)  # rows rise by lane, then by episode
-        newest = rows[::-1][last, 1]
-        self.rows = rows[rows[:, 1] == newest[np.searchsorted(lanes, rows[:, 0])]]
+    def add(self, lane: Array, episode: Array, step: Array, keys: Array) -> None:
+        """Note what rows have begun with. Of each environment the episodes before the one that was its newest are forgotten."""
+        rows = np.unique(np.concatenate([self.rows, _rows(lane, episode, keys, step)]), axis=0)
+        again = np.zeros(len(rows), bool)
+        again[1:] = (rows[1:, :3] == rows[:-1, :3]).all(1)  # with a later step
+        lanes, places = np.unique(rows[:, 0], return_inverse=True)
+        newest = np.zeros(len(lanes), np.uint64)
+        np.maximum.at(newest, np.searchsorted(lanes, self.rows[:, 0]), self.rows[:, 1])
+        self.rows = rows[~again & (rows[:, 1] >= newest[places])]
 
     def state_dict(self) -> State:
         """Return the rows."""
@@ -314,13 +317,13 @@ class OpenEpisodes:
     def load_state_dict(self, state: State) -> None:
         """Restore what `state_dict` gave. Raises ValueError for what cannot be."""
         rows = plain.array(state["rows"])
-        if rows.dtype != np.uint64 or rows.ndim != 2 or rows.shape[1] != 3:
-            raise ValueError(f"OpenEpisodes: rows {rows.shape} {rows.dtype}; expected [K, 3] uint64")
+        if rows.dtype != np.uint64 or rows.ndim != 2 or rows.shape[1] != 4:
+            raise ValueError(f"OpenEpisodes: rows {rows.shape} {rows.dtype}; expected [K, 4] uint64")
         self.rows = rows.copy()
 
 
-def _rows(lane: Array, episode: Array, keys: Array) -> Array:
-    return np.stack([lane.astype(np.uint64), episode.astype(np.uint64), keys], 1)
+def _rows(*columns: Array) -> Array:
+    return np.stack([column.astype(np.uint64) for column in columns], 1)
 
 
 def exact_keys(obs: Any) -> Array:

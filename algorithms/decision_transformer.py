@@ -35,7 +35,7 @@ class DecisionTransformer(Algorithm):
         ContractError: the model has no memory.
     """
 
-    one_reward, takes_priorities = True, False
+    one_reward, takes_priorities, takes_rewards = True, False, False
     calls = {"actions": "actions(to_go, features, act) -> [N, T, A], the actions of T steps,",
              "next_action": "next_action(obs, state, target, scale) -> (act, state),"}
     fitting_models = "CausalTransformer"

@@ -35,7 +35,7 @@ class Discriminator(Algorithm):
 
     calls = {"logits": "logits(obs) -> [N, skills],"}
     fitting_models = "SkillClassifier"
-    takes_priorities = False
+    takes_priorities = takes_rewards = False
     window = Window(in_order=True)
 
     def __init__(self, model: Model | Callable[[], Model], *, epochs: int = 4, minibatches: int = 4, lr: float | Schedule = 1e-3,

@@ -24,7 +24,7 @@ class DynamicsLearner(Algorithm):
         ValueError: a weight is negative, or both are 0.
     """
 
-    takes_priorities = False
+    takes_priorities = takes_rewards = False
     calls = {"trunk": "trunk, with trunk(obs) -> [N, F] and flat(obs),",
              "next_obs": "next_obs(features, act) -> the flat next observation",
              "surprise": "surprise(features, features_next, act) -> the mean of −log p(act)"}

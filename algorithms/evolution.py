@@ -50,7 +50,7 @@ class Evolution(ActorCritic):
         ValueError: population is below 2, or odd although candidates come in pairs; or std is not above 0.
     """
 
-    transient = ("_places",)
+    transient, takes_rewards = ("_places",), False
     window, calls = Window(), {name: ActorCritic.calls[name] for name in ("policy", "head")}
 
     def __init__(self, model: Model | Callable[[], Model], population: int, pairs: bool, std: float,

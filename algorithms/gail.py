@@ -42,7 +42,7 @@ class GAIL(PPO):
     calls = {**PPO.calls, "discriminate": "discriminate(obs, act) -> [N], the log odds that a row is the expert's,",
              "discriminator": "discriminator, the module of its layers,"}
     fitting_models = "MLPImitator"
-    takes = None
+    takes, takes_rewards = None, False
     transient = ("expert",)
 
     def __init__(

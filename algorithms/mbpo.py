@@ -105,7 +105,7 @@ class MBPO(SAC):
             raise ValueError(f"MBPO: horizon is {horizon}, imagine_every {imagine_every}, imagined_size {imagined_size} and real "
                              f"{real}; expected at least 1 each, and a share")
         self.model_task, self.horizon, self.real = model_task, horizon, real
-        self.takes_priorities = real == 1.0  # they are about real rows, and most rows are not
+        self.takes_priorities = self.takes_rewards = real == 1.0  # they are about real rows, and most rows are not
         self.imagine_every, self.imagined_size = imagine_every, imagined_size
         self.imagined: dict[str, Tensor] = {}  # columns of rows, of which the first `_kept` are there
         self._kept = self._at = self._updates = 0

@@ -34,7 +34,7 @@ class RewardClasses(Model):
 
 
 class CellQ(Model):
-    """Values of Discrete actions for each cell of an observation: of an image the means of squares of pixels, else each number.
+    """Values of Discrete actions for each cell of an observation: of an image squares of pixels, else each number.
 
     Args:
         trunk: See `Trunk`. hidden: Sizes of the hidden layers of the head.
@@ -59,12 +59,12 @@ class CellQ(Model):
         self.n_cells = (height // cell) * (width // cell) if self.image else trunk.in_size
         self.head = MLP([trunk.out_size, *hidden, self.n_actions * self.n_cells])
 
-    def cells(self, obs: Any) -> Tensor:
-        """Return the cells x [N, C]."""
+    def change(self, obs: Any, obs_next: Any) -> Tensor:
+        """Return how much each cell changes [N, C], the mean over its pixels and channels (Jaderberg et al. 2017)."""
         if not self.image:
-            numbers: Tensor = self.trunk.flat(obs)
+            numbers: Tensor = (self.trunk.flat(obs_next) - self.trunk.flat(obs)).abs()
             return numbers
-        pixels = obs.float() / (255.0 if obs.dtype == torch.uint8 else 1.0)
+        pixels = (obs_next.float() - obs.float()).abs() / (255.0 if obs.dtype == torch.uint8 else 1.0)
         pixels = pixels.movedim(-1, 1) if self.channels_last else pixels
         return F.avg_pool2d(pixels.mean(1, keepdim=True), self.cell).flatten(1)
 

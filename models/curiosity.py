@@ -21,8 +21,8 @@ from parl_like.values.action_codec import ActionCodec
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Spec, specs_of
 
-ORIGINS = {"first": Spec("first", (), np.dtype(bool)), "lane": Spec("lane", (), np.dtype(np.int64)),
-           "episode": Spec("episode", (), np.dtype(np.int64))}
+ORIGINS = {"first": Spec("first", (), np.dtype(bool)),
+           **{name: Spec(name, (), np.dtype(np.int64)) for name in ("lane", "episode", "step")}}
 
 
 def read_fields(model: Model, fields: Sequence[str]) -> dict[str, Spec]:

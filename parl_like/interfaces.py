@@ -59,6 +59,7 @@ class AlgorithmPort(Protocol):
     model: Any
     window: Any
     acts_with: tuple[str, ...]
+    pays_in_order: bool
 
     def explorer(self) -> Any:
         """Return the explorer that helpers use by default; None: predictions are no actions."""

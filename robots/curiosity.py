@@ -5,9 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from parl_like.agents.agent import Agent
+from parl_like.agents.offline import OfflineHelper
 from parl_like.agents.on_policy import OnPolicyHelper
+from parl_like.agents.players import PlayersAgent
+from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.factory import create_algorithm_func
-from parl_like.robots.settings import Parts, named, optimiser_steps
+from parl_like.robots.settings import Parts, arguments_of, named, optimiser_steps
 from parl_like.robots.spaces import made_anew
 from parl_like.tasks.task import ComputationTask
 
@@ -17,9 +21,18 @@ MODELS = {"Counts": "Novel", "ICM": "ICMNet", "RND": "RNDNet"}
 """Algorithm of the task → its model."""
 
 
-def rewarded(defaults: Mapping[str, Any]) -> dict[str, Any]:
+def rewarded(algorithm: type, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return the defaults of an algorithm that learns from rewards of another task: of single steps."""
-    return {key: 1 if key.endswith(".n_step") else value for key, value in defaults.items()}
+    own = {f"{algorithm.__name__}.n_step": 1} if "n_step" in arguments_of(algorithm) else {}
+    return {key: 1 if key.endswith(".n_step") else value for key, value in defaults.items()} | own
+
+
+def check_can_be_curious(agent: type[Agent], helper: type) -> None:
+    """Raise ConfigError where the second task would never learn: where nobody acts, or several players do."""
+    if issubclass(agent, PlayersAgent) or issubclass(helper, OfflineHelper):
+        there = "an environment of several players" if issubclass(agent, PlayersAgent) else f"the helper {helper.__name__}"
+        raise ConfigError("Config: key 'curiosity': the task learns from the steps of agents in an environment of one player, "
+                          f"and there is {there}; leave it out, or write a Robot with both tasks")
 
 
 def curiosity_task(name: str, parts: Parts, spaces: Mapping[str, Any], policy: Mapping[str, Any], *, lanes: int,

@@ -23,9 +23,20 @@ from parl_like.lab import recorded
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.factory import create_algorithm_func
 from parl_like.learning.span import Span
-from parl_like.robots.curiosity import CURIOSITY, curiosity_task, rewarded
+from parl_like.robots.curiosity import CURIOSITY, check_can_be_curious, curiosity_task, rewarded
 from parl_like.robots.settings import Parts, named, optimiser_steps
-from parl_like.robots.spaces import Env, EvalEnv, PartsConfig, check_eval_env, env_of, has_image, made_anew, probed, robot_with
+from parl_like.robots.spaces import (
+    GIVEN,
+    Env,
+    EvalEnv,
+    PartsConfig,
+    check_eval_env,
+    env_of,
+    has_image,
+    made_anew,
+    probed,
+    robot_with,
+)
 from parl_like.run.robot import Robot
 from parl_like.tasks.task import ComputationTask
 from parl_like.values.errors import unknown
@@ -183,7 +194,7 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, 
     defaults = defaults_of(algorithm)
     span = span or Span(config.total_steps)
     if config.curiosity:
-        defaults = rewarded(defaults)
+        defaults = rewarded(algorithm, defaults)
     parts = Parts(config.parts, defaults, config.__struct_fields__, span)
     source = env_of(config.env, parts) if env is None else env
     spaces, fitting_agent = probed(source)
@@ -197,6 +208,8 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, 
         check_eval_env(eval_env, spaces)
     parts.act = spaces["act"]
     helper_class = helper or named("AgentHelper", config.helper or defaults["helper"])
+    if config.curiosity:
+        check_can_be_curious(fitting_agent, helper_class)
     lanes = config.n_agents * max(config.env.vector, 1)
 
     def acts(_: Mapping[str, Any]) -> float:
@@ -224,8 +237,11 @@ def build(config: Config, env: EnvSource = None, eval_env: EnvSource = None, *, 
     where = "tasks.RL"
     paid: dict[str, Any] = {"rewards": {CURIOSITY: 1.0}} if config.curiosity else {}
     task = parts.args(where, ComputationTask, skip=("device",), **paid)
+    if config.curiosity:  # other weights than its own may be given alone
+        task["rewards"] = {CURIOSITY: 1.0, **(task.get("rewards") or {})}
     # Both tasks learn at the same steps, so that no row is of an older policy, as with one task.
-    same_steps = bool(config.curiosity) and issubclass(helper_class, OnPolicyHelper) and task.get("sync_every", 1) == 1
+    same_steps = (bool(config.curiosity) and issubclass(helper_class, OnPolicyHelper) and task.get("sync_every", 1) == 1
+                  and parts.args("", Robot, skip=GIVEN).get("mode", "sync") == "sync")
     keeps: dict[str, Any] = {"store_policy": False} if same_steps else {}
     of_helper = parts.args(where, helper_class, acts=acts, updates=n_updates, **keeps)
     reference = _located(of_helper)

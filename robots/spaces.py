@@ -223,6 +223,10 @@ def made_anew(owner: Callable[..., Any], args: Mapping[str, Any]) -> Callable[[]
     return lambda: owner(**copy.deepcopy(dict(args)))
 
 
+GIVEN = ("env", "n_agents", "driver", "seed", "trace", "score", "eval_env", "hooks")
+"""Arguments of a Robot that a configuration has under keys of its own."""
+
+
 def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent],
                *, parts: Parts, eval_env: EnvSource = None, score: Any = "mean_return",
                hooks: Hook | Iterable[Hook] = ()) -> Robot:
@@ -231,7 +235,7 @@ def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, Computat
     Raises:
         ConfigError: something was given that no part has.
     """
-    options = parts.args("", Robot, skip=("env", "n_agents", "driver", "seed", "trace", "score", "eval_env", "hooks"))
+    options = parts.args("", Robot, skip=GIVEN)
     parts.check()
     robot = Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
                   trace=config.trace, eval_env=eval_env, score=score, hooks=hooks, **options)

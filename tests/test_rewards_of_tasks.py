@@ -6,15 +6,20 @@ import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from aec_fakes import aec_of
 
 from parl_like import ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
-from parl_like.algorithms.curiosity import Counts
+from parl_like.algorithms.bc import BC
+from parl_like.algorithms.curiosity import ICM, Counts
 from parl_like.algorithms.dqn import DQN
+from parl_like.algorithms.evolution import ES
+from parl_like.algorithms.mbpo import MBPO
 from parl_like.algorithms.ppo import PPO
-from parl_like.learning.algorithm import Algorithm
+from parl_like.envs.games import TicTacToe
+from parl_like.learning.algorithm import Algorithm, Window
 from parl_like.learning.model import Model
-from parl_like.models import MLPQ, MLPActorCritic, Novel
-from parl_like.models.curiosity import read_fields
+from parl_like.models import MLPQ, MLPActorCritic, MLPActorQ, Novel
+from parl_like.models.curiosity import ICMNet, read_fields
 from parl_like.values.errors import TaskFailed
 
 OBS, ACT = gym.spaces.Box(-np.inf, np.inf, (4,), np.float32), gym.spaces.Discrete(2)
@@ -135,6 +140,50 @@ def test_what_cannot_give_a_reward_is_refused(rewards, giver, message):
         build(Kept, rewards, giver)
 
 
+@pytest.mark.parametrize("n_step", [1, 3])
+def test_the_environment_s_own_rewards_have_a_weight_where_nobody_else_gives_any(n_step):
+    class Seen(DQN):
+        def process(self, batch):
+            self.seen = batch.rew.tolist()
+            return super().process(batch)
+
+    robot = build(Seen, {"env": 3.0}, helper=partial(OffPolicyHelper, size=100, batch_size=8, warmup=8), n_step=n_step)
+    robot.run(64)
+    assert np.max(robot.tasks["RL"].algorithm.seen) == 3.0
+    robot.close()
+
+
+def test_random_rows_cannot_be_paid_by_first_visits():
+    """What older episodes have seen is forgotten."""
+    spaces = {"obs": OBS, "act": ACT}
+    tasks = {"RL": ComputationTask(create_algorithm_func(MLPQ, spaces, DQN, {}), OffPolicyHelper, rewards={"curiosity": 1.0}),
+             "curiosity": ComputationTask(create_algorithm_func(Novel, spaces, Counts, {"first_visits": True}), OnPolicyHelper)}
+    with pytest.raises(ValueError, match="those of task 'curiosity' are for rows in order.*DQN learns from random ones"):
+        Robot("CartPole-v1", tasks=tasks)
+
+
+class Returns(DQN):
+    """Learns from the returns of episodes."""
+
+    def __init__(self, model):
+        super().__init__(model)
+        self.window = Window(in_order=False, fields=("to_go",))
+
+
+@pytest.mark.parametrize(("algorithm", "model", "options"), [
+    (Returns, MLPQ, {}), (BC, MLPActorCritic, {}), (ES, MLPActorCritic, {}), (MBPO, MLPActorQ, {}), (ICM, ICMNet, {})])
+def test_who_learns_from_other_rewards_refuses_these(algorithm, model, options):
+    spaces = {"obs": OBS, "act": ACT}
+    tasks = {"RL": ComputationTask(create_algorithm_func(model, spaces, algorithm, options), rewards={"env": 2.0})}
+    with pytest.raises(ValueError, match=f"{algorithm.__name__} learns from other numbers than the rewards of its rows"):
+        Robot("CartPole-v1", tasks=tasks)
+
+
+def test_imagined_rows_are_refused_and_real_ones_are_not():
+    func = create_algorithm_func(MLPActorQ, {"obs": OBS, "act": ACT}, MBPO, {"real": 1.0})
+    Robot("CartPole-v1", tasks={"RL": ComputationTask(func, OffPolicyHelper, rewards={"env": 2.0})}).close()
+
+
 @pytest.mark.parametrize("driver", ["cooperative", "threads", "processes"])
 def test_every_driver(driver):
     spaces, helper = {"obs": OBS, "act": ACT}, partial(OnPolicyHelper, unroll=8)
@@ -172,6 +221,33 @@ def test_one_line_makes_a_curious_robot_whose_two_tasks_are_set_by_name():
     robot.close()
 
 
+@pytest.mark.parametrize(("algorithm", "env"), [("DQN", "CartPole-v1"), ("Rainbow", "CartPole-v1"), ("MPO", "Pendulum-v1")])
+def test_a_curious_learner_takes_single_steps_by_default(algorithm, env):
+    with Robot.of(algorithm, env, curiosity="Counts", warmup=32, batch_size=8) as robot:
+        robot.run(64)
+        assert robot.tasks["RL"].window.n_step == 1 and robot.tasks["RL"].learns
+
+
+def test_other_weights_leave_that_of_curiosity_as_it_is():
+    with Robot.of("PPO", "CartPole-v1", curiosity="Counts", rewards={"env": 10.0}) as robot:
+        assert robot.tasks["RL"].rewards == {"curiosity": 1.0, "env": 10.0}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_rows_of_older_policies_carry_their_probability(mode):
+    """Where learning goes on beside the agents there are such; PPO's ratio would be wrong without."""
+    with Robot.of("PPO", "CartPole-v1", curiosity="Counts", mode=mode, n_agents=2, unroll=8) as robot:
+        robot.run(32)
+        assert [agent.helpers["RL"].store_policy for agent in robot.agents] == [mode == "async"] * 2
+
+
+def test_a_task_that_would_never_learn_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="'curiosity'.*there is an environment of several players"):
+        Robot.of("PPO", partial(aec_of, TicTacToe()), curiosity="Counts")
+    with pytest.raises(ValueError, match="'curiosity'.*there is the helper OfflineHelper"):
+        Robot.of("DQN", "CartPole-v1", curiosity="Counts", helper="OfflineHelper", data=str(tmp_path))
+
+
 def test_tasks_in_actors_reward_each_other_as_tasks_here_do():
     pytest.importorskip("ray")
     from parl_like.drivers.ray.tasks import Here, RayTask, TaskActor
@@ -186,7 +262,7 @@ def test_tasks_in_actors_reward_each_other_as_tasks_here_do():
             tasks = {name: RayTask(task, Here(TaskActor)) for name, task in tasks.items()}
         robot = Robot("CartPole-v1", tasks=tasks, n_agents=2, trace=True)
         robot.run(64)
-        assert robot.tasks["RL"].window.fields[-2:] == ("lane", "episode")
+        assert robot.tasks["RL"].window.fields[-3:] == ("lane", "episode", "step")
         ran.append((robot.trace.hexdigest(), {name: value.tolist() for name, value in
                                               robot.tasks["RL"].networks_state()["model"].items()}))
     assert ran[0] == ran[1]

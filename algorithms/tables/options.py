@@ -43,7 +43,7 @@ class OptionCritic(Algorithm):
     fitting_models = "OptionTable"
     takes = None
     one_reward, takes_priorities = True, False
-    window = Window()
+    window = Window(in_order=True)  # policies learn from what they have done
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 0.5, policy_lr: float | Schedule = 0.25,
                  end_lr: float | Schedule = 0.25, gamma: float = 0.99, temperature: float = 0.01, epsilon: float = 0.01,

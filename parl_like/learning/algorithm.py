@@ -118,6 +118,9 @@ class Algorithm(Guarded):
         one_reward: Whether each row has one number as its reward; where an environment gives several, the robot is refused.
         takes_priorities: Whether its rows may come from a `PrioritizedReplayBuffer`: they count by their `weight`, and `learn`
             returns their `priority`. If not, the robot is refused.
+        takes_rewards: Whether `rewards` of other tasks may be added to those of its rows. If not, because it learns from other
+            numbers than these, the robot is refused.
+        pays_in_order: Whether the `reward` that it predicts is one for rows in the order in which they were stored, each once.
         own_settings: Names of attributes that a user's class has for itself, though a constructor of ours has such an argument:
             they are assigned as ever.
         transient: Names of attributes that a checkpoint leaves out: caches, and what belongs to this process.
@@ -136,6 +139,8 @@ class Algorithm(Guarded):
     remembers: tuple[str, ...] = ()
     one_reward = False
     takes_priorities = True
+    takes_rewards = True
+    pays_in_order = False
     always_test: tuple[str, ...] = ("target",)
     adam_eps = 1e-8
     acts_with: tuple[str, ...] = ()

@@ -34,7 +34,8 @@ class AskedTasks:
         means: Task → mean of the rewards that it gave in that update.
 
     Raises:
-        ValueError: a task of `rewards` predicts no `reward`, one number for each row.
+        ValueError: a task of `rewards` predicts no `reward`, one number for each row, or such for rows in order alone, which are
+            not what this one learns from. Or this one learns from no rewards of rows.
     """
 
     def __init__(self, owner: Callable[[], str], runner: AlgorithmRunner, tasks: Mapping[str, AskedTask],
@@ -42,10 +43,18 @@ class AskedTasks:
         self.owner, self.runner, self.tasks = owner, runner, dict(tasks)
         self.weights = {name: weight for name, weight in (rewards or {}).items() if name != OWN}
         self.own_weight = (rewards or {}).get(OWN, 1.0)
+        learner = runner.algorithm
+        if rewards and (not learner.takes_rewards or "to_go" in learner.window.fields):
+            raise ValueError(f"{owner()}, rewards: {type(learner).__name__} learns from other numbers than the rewards of its "
+                             "rows, so they would change nothing, or half of it; leave out rewards=")
         for name in self.weights:
             if self.tasks[name].output_shapes.get("reward") != ():
                 raise ValueError(f"{owner()}, rewards: task {name!r} predicts {self.tasks[name].output_shapes or 'nothing'}; "
                                  "expected `reward`, one number for each row")
+            if self.tasks[name].algorithm.pays_in_order and not learner.window.in_order:
+                raise ValueError(f"{owner()}, rewards: those of task {name!r} are for rows in order, each once, and "
+                                 f"{type(learner).__name__} learns from random ones; give that task first_visits=False, or take "
+                                 "an algorithm that learns from unrolls, such as PPO")
         self.fields = reward_fields(self.tasks, self.weights)
         self.versions: dict[str, int] = {}
         self.means: dict[str, float] = {}
@@ -75,10 +84,10 @@ class AskedTasks:
         Raises:
             ValueError: a row has the rewards of several steps, or lacks a field that a task of `rewards` reads.
         """
-        if not self.weights:
+        if not self.weights and self.own_weight == 1.0:
             return batch
         window, rew = self.runner.algorithm.window, batch.rew
-        if window.n_step > 1 or rew.ndim != 1 + (window.rows > 1):
+        if self.weights and (window.n_step > 1 or rew.ndim != 1 + (window.rows > 1)):
             raise ValueError(f"{self.owner()}: its rows have rewards {tuple(rew.shape)}, and those of {', '.join(self.weights)} "
                              "are for single steps; let the algorithm learn from one reward a row (n_step=1)")
         total = rew if self.own_weight == 1.0 else self.own_weight * rew

@@ -414,7 +414,7 @@ def connect_tasks(tasks: Mapping[str, ComputationTask]) -> None:
     for name in tasks:
         follow([name])
     for task in tasks.values():
-        if task.asks:
+        if task.asks or task.rewards:
             task.connect({name: tasks[name] for name in task.asks})
         for name in task.asks:
             old, new = tasks[name].learned.lock, task.learned.lock

@@ -49,14 +49,15 @@ def test_feature_control_is_q_learning_of_changes():
 
 
 @pytest.mark.parametrize("channels_last", [True, False])
-def test_cells_of_an_image_are_means_of_squares(channels_last):
+def test_the_change_of_an_image_is_the_mean_over_pixels_and_channels_of_each_square(channels_last):
     space = gym.spaces.Box(0, 255, (4, 6, 2) if channels_last else (2, 4, 6), np.uint8)
     one = CellQ(space, ACT, Trunk(space, (8,)), (4,))
-    image = np.zeros((2, 4, 6), np.uint8)
-    image[0, 1, 3] = 255  # row 0, square 1
-    given = torch.from_numpy(np.moveaxis(image, 0, -1).copy() if channels_last else image)[None]
-    assert one.cells(given).tolist() == [[0.0, 0.125, 0.0, 0.0, 0.0, 0.0]]
-    assert one.q(one.trunk(given)).shape == (1, 2, 6)
+    before, after = np.zeros((2, 2, 4, 6), np.uint8)
+    before[0, 1, 3] = after[0, 0, 2] = 255  # it moves within square 1 of the first row
+    before[1, 2, 0] = after[0, 2, 0] = 255  # and from one channel to the other in the first square of the second row
+    given = [torch.from_numpy(np.moveaxis(image, 0, -1).copy() if channels_last else image)[None] for image in (before, after)]
+    assert one.change(*given).tolist() == [[0.0, 0.25, 0.0, 0.25, 0.0, 0.0]]
+    assert one.q(one.trunk(given[0])).shape == (1, 2, 6)
     with pytest.raises(ValueError, match="cell is 5"):
         CellQ(space, ACT, Trunk(space, (8,)), cell=5)
 
@@ -66,6 +67,19 @@ def test_value_replay_learns_the_policy_s_own_values():
     one, batch = ValueReplay(policy, gamma=0.5, weight=2.0), rows()
     y = batch.rew + 0.5 * policy.value(batch.obs_next).detach() * (~batch.terminated)
     torch.testing.assert_close(one.learn(one.process(batch))["loss"], 2.0 * (policy.value(batch.obs) - y).square().mean())
+
+
+def test_rows_of_several_steps_are_discounted_by_their_duration():
+    policy, batch = MLPActorCritic(OBS, ACT, hidden=[8]), rows()
+    batch.duration = torch.arange(1, 7)
+    discount = 0.5**batch.duration * (~batch.terminated)
+    with torch.no_grad():
+        values = ValueReplay(policy, gamma=0.5).process(batch).target
+        torch.testing.assert_close(values, batch.rew + discount * policy.value(batch.obs_next))
+        one = FeatureControl(model(CellQ), gamma=0.5)
+        future = one.target.q(one.target.trunk(batch.obs_next)).amax(1)
+        expected = (batch.obs_next - batch.obs).abs() + discount.unsqueeze(1) * future
+        torch.testing.assert_close(one.process(batch).target, expected)
 
 
 def test_spr_turns_what_is_expected_towards_the_next_features():

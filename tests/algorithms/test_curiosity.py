@@ -22,13 +22,13 @@ MIXED = gym.spaces.Dict({"image": IMAGE, "here": CELL, "speed": NUMBERS})
 NETS = {Counts: Novel, ICM: ICMNet, RND: RNDNet}
 
 
-def rows(obs, obs_next, lane=None, episode=None, first=None, act=None):
-    """A batch of one environment's rows, in which observations are what these lists say."""
+def rows(obs, obs_next, lane=None, episode=None, first=None, act=None, at=1):
+    """A batch of one environment's rows, in which observations are what these lists say; `at`: the step of the first."""
     n = len(obs)
     kind = torch.long if isinstance(obs[0], int) else torch.float32
     return Batch(obs=torch.tensor(obs, dtype=kind), obs_next=torch.tensor(obs_next, dtype=kind),
                  act=torch.tensor([0] * n if act is None else act), lane=torch.tensor([0] * n if lane is None else lane),
-                 episode=torch.tensor([0] * n if episode is None else episode),
+                 episode=torch.tensor([0] * n if episode is None else episode), step=torch.arange(at, at + n),
                  first=torch.tensor([False] * n if first is None else first).bool(), last=torch.arange(n) == n - 1)
 
 
@@ -79,16 +79,28 @@ def test_only_the_first_visit_of_an_episode_is_rewarded_and_unrolls_do_not_matte
             seen += (rewards(made, part) > 0).tolist()
             learn(made, part)
         assert seen == expected, cut
-        assert made.algorithm.episodes.rows[:, 1].tolist() == [1, 1]  # of the episode that is over nothing is kept
+        learn(made, rows([3], [0], episode=[1], at=7))
+        assert made.algorithm.episodes.rows[:, 1:3].tolist() == [[1, 0], [1, 3]]  # of the episode that is over nothing is kept
+
+
+def test_first_visits_are_the_same_for_who_asks_after_the_task_has_learned():
+    """As where updates go on beside the agents, or the task learns from shorter unrolls."""
+    path = rows([0, 1, 2, 1, 0, 3], [1, 2, 1, 3, 3, 0], episode=[0, 0, 0, 0, 1, 1], first=[True, 0, 0, 0, True, 0])
+    made = task(Counts, first_visits=True)
+    learn(made, path[:2])
+    learn(made, path[2:])
+    assert (rewards(made, path[2:]) > 0).tolist() == [False, True, True, False]
+    assert (rewards(made, path) > 0).tolist() == [True, True, False, True, True, False]
 
 
 def test_environments_do_not_share_an_episode():
     path = rows([0, 0], [1, 1], lane=[0, 1])
     made = task(Counts, first_visits=True)
     learn(made, path)
-    assert (rewards(made, path) > 0).all()  # to 1 again: neither episode has begun a row with it
-    learn(made, rows([1], [2], lane=[1]))
-    assert (rewards(made, path) > 0).tolist() == [True, False]
+    again = rows([0, 0], [1, 1], lane=[0, 1], at=4)
+    assert (rewards(made, again) > 0).all()  # to 1 again: neither episode has begun a row with it
+    learn(made, rows([1], [2], lane=[1], at=3))
+    assert (rewards(made, again) > 0).tolist() == [True, False]
 
 
 def test_visits_are_those_of_a_dict():
@@ -108,20 +120,21 @@ def test_visits_are_those_of_a_dict():
 def test_first_visits_are_those_of_a_plain_loop():
     rng, episodes = np.random.default_rng(0), OpenEpisodes()
     cells, episode, seen = np.zeros(4, int), np.zeros(4, int), [set() for _ in range(4)]
-    for _ in range(20):
+    for k in range(20):
         path, expected = [], []
         for lane in range(4):
-            for _ in range(7):
+            for step in range(7 * k, 7 * k + 7):
                 before, cells[lane] = cells[lane], rng.integers(12)
                 seen[lane].add(before)
-                path.append((lane, episode[lane], before, cells[lane]))
+                path.append((lane, episode[lane], step, before, cells[lane]))
                 expected.append(cells[lane] not in seen[lane])
                 if rng.random() < 0.2:
                     episode[lane], seen[lane] = episode[lane] + 1, set()
-        lanes, numbers, keys, keys_next = np.array(path).T
+        lanes, numbers, steps, keys, keys_next = np.array(path).T
         keys, keys_next = keys.astype(np.uint64), keys_next.astype(np.uint64)
-        assert episodes.first_visits(lanes, numbers, keys, keys_next).tolist() == expected
-        episodes.add(lanes, numbers, keys)
+        for _ in range(2):
+            assert episodes.first_visits(lanes, numbers, steps, keys, keys_next).tolist() == expected
+            episodes.add(lanes, numbers, steps, keys)  # and once more, after it was told of them
 
 
 def test_small_observations_are_their_own_keys_and_others_differ():
@@ -278,7 +291,7 @@ def test_any_observation_is_rewarded_and_resumed_exactly(kind, options, obs, tmp
             assert flat(states[0]) == flat(states[1])
         assert whole.tasks["curiosity"].rows_learned == 64
         made = whole.tasks["curiosity"]
-        assert made.asked is None and whole.tasks["RL"].window.fields[-2:] == (("lane", "episode") if options else ())
+        assert made.asked is None and whole.tasks["RL"].window.fields[-3:] == (("lane", "episode", "step") if options else ())
     finally:
         whole.close()
         resumed.close()

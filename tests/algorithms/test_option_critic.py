@@ -6,7 +6,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
+from parl_like import ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import OptionCritic, QLearning
 from parl_like.envs.four_rooms import FourRooms
 from parl_like.lab import config as configs
@@ -38,6 +38,13 @@ def test_a_step_by_hand():
     # ϑ falls by 0.4 · ½ · ½ · (2 − 4 + ½)
     np.testing.assert_allclose(one.model.ending[2], [0.0, 0.15])
     assert not one.model.theta[0, 0].any() and not one.model.ending[[0, 1, 3]].any()
+
+
+def test_random_rows_of_the_past_are_refused():
+    """The policies of options learn from what they have done; old rows were done by others."""
+    func = create_algorithm_func(OptionTable, {"obs": gym.spaces.Discrete(104), "act": gym.spaces.Discrete(4)}, OptionCritic, {})
+    with pytest.raises(ValueError, match="OptionCritic learns from rows in order"):
+        Robot(FourRooms, agent=OptionAgent, tasks={"RL": ComputationTask(func, OffPolicyHelper)}).run(10)
 
 
 def test_an_end_has_no_future_and_ends_no_option():

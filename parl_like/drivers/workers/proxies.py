@@ -39,6 +39,7 @@ class AlgorithmProxy(AlgorithmPort):
     model: object
     window: object
     acts_with: tuple[str, ...]
+    pays_in_order: bool
 
     def __init__(
         self, algorithm: AlgorithmPort,
@@ -50,6 +51,7 @@ class AlgorithmProxy(AlgorithmPort):
         of_model = SimpleNamespace(obs_space=model.obs_space, act_space=model.act_space, act_specs=dict(model.act_specs),
                                    inputs=dict(model.inputs()).copy, reward_state=model.reward_state)
         self.__dict__.update(window=algorithm.window, acts_with=algorithm.acts_with, model=of_model,
+                             pays_in_order=algorithm.pays_in_order,
                              _explorer=algorithm.explorer(), _kind=type(algorithm).__name__, _elsewhere=elsewhere)
 
     def explorer(self) -> Any:
