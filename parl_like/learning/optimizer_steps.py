@@ -49,6 +49,7 @@ class Stepper:
             CPU.
         optimizer: Of `mine`; None where there are none.
         rate: The learning rate by which the optimiser's groups were set last; None: a schedule sets them at each step.
+        norm: That of the gradient of the last step that was taken, before it was clipped; None: there was none.
     """
 
     def __init__(self, owner: str, loss: Loss, mine: list[torch.nn.Parameter], others: list[Stepper], adam_eps: float,
@@ -279,18 +280,20 @@ class Optimization:
             mine = [p for p in stepper.parameters if p.requires_grad] if several else None
             if mine != []:
                 _backward(parts[name], inputs=mine, retain_graph=i + 1 < len(losses))
+        norms = []
         for name, stepper in zip(losses, steppers, strict=True):
             # Also where nothing is clipped, for a finite loss may have an infinite slope: 13 µs of 590 for a 2×64 network.
             norm = clip_gradients(stepper.parameters, stepper.max_grad_norm, stepper.native)
-            stepper.norm = norm
+            norms.append(norm)
             if not isfinite(norm):
                 raise self._diverged("norm of the gradient", norm)
             if not norm and all(parameter.grad is None for parameter in stepper.parameters):
                 raise ValueError(f"{self.owner()}: the {name} of {type(self.algorithm).__name__} reaches none of "
                                  f"{whose} parameters, so nothing would be learned; "
                                  "compute it with the algorithm's own model, without detach() or no_grad()")
-        for stepper in steppers:
+        for stepper, norm in zip(steppers, norms, strict=True):
             stepper.step(self.algorithm.updates)
+            stepper.norm = norm
         return values
 
     def _refuse(self, out: Mapping[str, object], what: str = "") -> None:
