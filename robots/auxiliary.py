@@ -8,6 +8,7 @@ closes. For SAC on Pendulum it is no help (scores of both: docs/robots.md).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, Literal
 
@@ -83,7 +84,7 @@ def build(config: Config) -> Robot:
         return model, {**spaces, "trunk": trunk, **parts.args(where, model, hidden=[64])}
 
     def task(where: str, model: tuple[Any, dict[str, Any]], algorithm: type, learn_every: int,
-             **defaults: Any) -> ComputationTask:
+             sent: Mapping[str, Any] | None = None, **defaults: Any) -> ComputationTask:
         on_policy = algorithm is PPO
         kind: Any = OnPolicyHelper if on_policy else OffPolicyHelper
 
@@ -95,7 +96,8 @@ def build(config: Config) -> Robot:
             rows = config.n_agents * parts.of(where, kind)["unroll"]
             count: Any = partial(optimiser_steps, steps / rows, rows)
         else:
-            helper = parts.args(where, kind, acts=acts, updates=updates, size=50_000, warmup=1_000, learn_every=learn_every)
+            helper = parts.args(where, kind, acts=acts, updates=updates, size=50_000, warmup=1_000, learn_every=learn_every,
+                                **(sent or {}))
             count = updates(parts.of(where, kind))
         func = create_algorithm_func(*model, algorithm, parts.args(where, algorithm, acts=acts, updates=count, **defaults))
         return ComputationTask(func, made_anew(kind, helper), device=config.device,
@@ -112,8 +114,12 @@ def build(config: Config) -> Robot:
         if head is None and config.algorithm != "PPO":
             raise ConfigError(f"Config: key 'learners': {name} needs a policy that learns values of states; expected "
                               f"algorithm=PPO, got {config.algorithm}")
-        shared = policy if head is None else network(f"tasks.{key}", head)
-        tasks[key] = task(f"tasks.{key}", shared, learner, 1, lr=DECAY, **options)
+        if head is None:  # values of the policy's own returns
+            sent = {"transforms": parts.of("tasks.RL", OnPolicyHelper)["transforms"]}
+            gamma = parts.of("tasks.RL", algorithm)["gamma"]
+            tasks[key] = task(f"tasks.{key}", policy, learner, 1, sent, lr=DECAY, gamma=gamma, **options)
+        else:
+            tasks[key] = task(f"tasks.{key}", network(f"tasks.{key}", head), learner, 1, lr=DECAY, **options)
     if not config.auxiliary:  # settings of them may be given all the same
         tasks = {"RL": tasks["RL"]}
     return robot_with(config, source, tasks, agent, parts=parts)

@@ -20,6 +20,7 @@ from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.factory import create_algorithm_func
 from parl_like.learning.span import Span
 from parl_like.models.actor_q import MLPActorQ
+from parl_like.models.heads import mask_key
 from parl_like.models.skills import SkillClassifier
 from parl_like.robots.settings import Parts, optimiser_steps
 from parl_like.robots.spaces import Env, PartsConfig, Positive, env_of, made_anew, probed, robot_with
@@ -76,13 +77,16 @@ def build(config: Config) -> Robot:
     """Return the robot of a configuration; its score is the discriminator's accuracy.
 
     Raises:
-        ConfigError: the environment is one of several players or environments. TypeError: its actions are not for SAC.
+        ConfigError: the environment is one of several players or environments, or has masks of actions. TypeError: its actions
+            are not for SAC.
     """
     parts = Parts(config.parts, DEFAULTS, config.__struct_fields__, Span(config.total_steps))
     source = env_of(config.env, parts)
     found, agent = probed(source)
     if agent is not Agent:
         raise ConfigError(f"Config: key 'env': {config.env.id} is no single environment of one player, in which skills act")
+    if mask_key(found["obs"], found["act"]):
+        raise ConfigError(f"Config: key 'env': {config.env.id} says which actions are legal, and skills do not keep to that")
     spaces: dict[str, Any] = {"obs": gym.spaces.Dict({"obs": found["obs"], "skill": gym.spaces.Discrete(config.skills)}),
                               "act": found["act"]}
     parts.act = found["act"]

@@ -140,6 +140,18 @@ def test_unreal_is_three_tasks_beside_an_actor_critic():
         build(resolve(Config, {"learners": ["ValueReplay"]}))
 
 
+def test_value_replay_learns_the_policy_s_own_returns():
+    """Two discounts, or two scales of rewards, would pull one critic to and fro."""
+    options = {"algorithm": "PPO", "learners": ["ValueReplay"], "total_steps": 400, "NoisyObservation.n": 3}
+    scaled = {"tasks.RL.OnPolicyHelper.transforms": ["RewardNormalizer"]}
+    with build(resolve(Config, {**options, **scaled, "PPO.gamma": 0.9})) as robot:
+        assert robot.tasks["auxiliary"].algorithm.gamma == 0.9
+        for helper in robot.agents[0].helpers.values():
+            assert [type(one).__name__ for one in helper.transforms] == ["RewardNormalizer"]
+    with build(resolve(Config, {**options, "PPO.gamma": 0.9, "ValueReplay.gamma": 0.8})) as robot:
+        assert robot.tasks["auxiliary"].algorithm.gamma == 0.8
+
+
 @pytest.mark.parametrize("kind", [RewardPrediction, SPR])
 def test_a_negative_weight_is_refused(kind):
     with pytest.raises(ValueError, match="weight is -1.0"):

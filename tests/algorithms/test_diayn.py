@@ -1,5 +1,7 @@
 """DIAYN: rewards and loss by hand, nothing to earn with one skill, and skills that are told apart."""
 
+from types import SimpleNamespace
+
 import gymnasium as gym
 import numpy as np
 import pytest
@@ -9,8 +11,10 @@ from parl_like.algorithms import Discriminator
 from parl_like.envs.plane import Plane
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
+from parl_like.lab.yaml_text import ConfigError
 from parl_like.models import SkillClassifier
 from parl_like.robots import skills
+from parl_like.tasks.task import ComputationTask
 from parl_like.values.batch import Batch
 
 BOX = gym.spaces.Box(-1, 1, (2,), np.float32)
@@ -72,6 +76,25 @@ def test_the_policy_is_paid_by_the_discriminator_alone():
         buffer = robot.agents[0].helpers["RL"].buffer[:]  # rows of one episode, 30 steps, have one skill
         assert len(set(buffer.obs.skill[:30].tolist())) == 1 and len(set(buffer.obs.skill.tolist())) > 1
         assert (buffer.obs_next.skill == buffer.obs.skill).all()
+
+
+def test_masks_of_actions_are_refused(monkeypatch):
+    """They would stand a level deeper than where the policy looks for them."""
+    masked = gym.spaces.Dict({"obs": BOX, "mask": gym.spaces.MultiBinary(3)})
+    monkeypatch.setattr(skills, "probed", lambda source: ({"obs": masked, "act": gym.spaces.Discrete(3)}, skills.Agent))
+    with pytest.raises(ConfigError, match="says which actions are legal"):
+        build(total_steps=200)
+
+
+def test_the_accuracy_is_known_of_a_discriminator_in_an_actor():
+    pytest.importorskip("ray")
+    from parl_like.drivers.ray.tasks import Here, RayTask, TaskActor
+
+    with build(total_steps=200) as robot:
+        name = "discriminator"
+        actor = RayTask(ComputationTask(robot.tasks[name].source), Here(TaskActor))
+        actor.build()
+        assert skills.accuracy(SimpleNamespace(tasks={name: actor}), None) == 1 / 8
 
 
 def test_the_plane():
