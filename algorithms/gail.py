@@ -12,10 +12,15 @@ from torch import Tensor
 
 from parl_like.algorithms.ppo import PPO
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.data.datasets import rows_hash
 from parl_like.learning.algorithm import Loss, Schedule
 from parl_like.learning.model import Model
 from parl_like.learning.model_check import answer, check_methods, check_shape
 from parl_like.values.batch import Batch
+from parl_like.values.plain import State
+
+EXPERT = "expert_rows"
+"""The key of a saved state that says which rows are the expert's."""
 
 
 class GAIL(PPO):
@@ -43,7 +48,7 @@ class GAIL(PPO):
              "discriminator": "discriminator, the module of its layers,"}
     fitting_models = "MLPImitator"
     takes, takes_rewards = None, False
-    transient = ("expert",)
+    transient = ("expert", "expert_sha256")
 
     def __init__(
         self, model: Model | Callable[[], Model], data: ReplayBuffer | str, *,
@@ -60,12 +65,24 @@ class GAIL(PPO):
         own = {id(one) for one in self.model.discriminator.parameters()}
         self.losses = {"policy": Loss([one for one in self.model.parameters() if id(one) not in own], "lr", "max_grad_norm"),
                        "discriminator": Loss(self.model.discriminator, "discriminator_lr")}
-        self.expert = expert_rows(data, self.model)
+        self.expert, self.expert_sha256 = expert_rows(data, self.model)
 
     def check_model(self, inputs: Batch) -> None:
         super().check_model(inputs)
         rows = self.expert[torch.zeros(2, dtype=torch.long)]
         check_shape(self, "discriminate", answer(self, "discriminate", rows.obs, rows.act), (2,))
+
+    def state_dict(self) -> State:
+        """Return what `PPO` does, and which rows are the expert's."""
+        return {**super().state_dict(), EXPERT: self.expert_sha256}
+
+    def load_state_dict(self, state: State) -> None:
+        """Restores `state_dict()`; raises as that of `Algorithm`, and ValueError where the expert's rows are others."""
+        if (saved := state.get(EXPERT, self.expert_sha256)) != self.expert_sha256:
+            raise ValueError(f"GAIL: the checkpoint learned from rows with the sha256 {str(saved)[:12]}…, and the data has "
+                             f"others ({self.expert_sha256[:12]}…) now; put those rows back, or give data= the directory that "
+                             "has them")
+        super().load_state_dict({name: part for name, part in state.items() if name != EXPERT})
 
     def reward_of(self, obs: Any, act: Any) -> Tensor:
         """The policy's rewards [N]."""
@@ -88,10 +105,11 @@ class GAIL(PPO):
                 "told_apart": told.detach()}
 
 
-def expert_rows(data: ReplayBuffer | str, model: Model) -> Batch:
-    """Return `obs` and `act` of all rows, in the policy's units. Raises ValueError where there are none."""
-    buffer = (ReplayBuffer.load(data) if isinstance(data, str) else data).in_policy_units(model.act_space)
+def expert_rows(data: ReplayBuffer | str, model: Model) -> tuple[Batch, str]:
+    """Return `obs` and `act` of all rows, in the policy's units, and the sha256 of the rows as they were recorded. Raises
+    ValueError where there are none."""
+    buffer = ReplayBuffer.load(data) if isinstance(data, str) else data
     if not len(buffer):
         raise ValueError(f"{data!r:.60} has no rows; record an expert's episodes")
-    rows = buffer[:]
-    return Batch(obs=rows.obs, act=rows.act).to_torch()
+    rows = buffer.in_policy_units(model.act_space)[:]
+    return Batch(obs=rows.obs, act=rows.act).to_torch(), rows_hash(buffer)

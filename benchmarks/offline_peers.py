@@ -47,11 +47,12 @@ def made(name, env):
                        optim=AdamOptimizerFactory(lr=7e-4), target_update_freq=320)
 
 
-def main():
+def main(argv=None):
     words = argparse.ArgumentParser()
     words.add_argument("data")
     words.add_argument("--seeds", type=int, default=3)
-    given = words.parse_args()
+    words.add_argument("--json", action="store_true", help="it is JSON in any case")
+    given = words.parse_args(argv)
     rows = Recorded.load(given.data)
     order = rows.sample_indices(0)
     buffer = ReplayBuffer(len(order))
@@ -79,7 +80,8 @@ def main():
                 returns.append(total)
             print(json.dumps({"peer": f"Tianshou {name}", "seed": seed, "updates": updates,
                               "mean_return": float(np.mean(returns)), "cpu_seconds": round(seconds, 1)}), flush=True)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

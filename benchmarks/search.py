@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from benchmarks.common import machine
 from parl_like.algorithms.search._tree import Kernel
 from parl_like.algorithms.search.plain import PlainTrees
 from parl_like.algorithms.search.tree import Evaluation, SearchRule, SearchTree
@@ -29,16 +32,21 @@ def seconds(kernel: Any, n: int, actions: int, simulations: int, times: int) -> 
     return min(found)
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=(__doc__ or "").splitlines()[0])
     for name, default in (("trees", 32), ("actions", 4), ("simulations", 50)):
         parser.add_argument(f"--{name}", type=int, default=default)
-    given = parser.parse_args()
+    parser.add_argument("--json", action="store_true")
+    given = parser.parse_args(argv)
     numbers = given.trees, given.actions, given.simulations
     compiled, plain = seconds(Kernel, *numbers, 30), seconds(PlainTrees, *numbers, 5)
+    if given.json:
+        print(json.dumps({"bench": "search", "machine": machine(), "compiled_s": compiled, "plain_s": plain}))
+        return 0
     print(f"{given.trees} trees, {given.simulations} simulations: compiled {1e3 * compiled:.2f} ms, plain {1e3 * plain:.2f} ms, "
           f"{plain / compiled:.0f} times as long")
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -12,6 +12,7 @@ import gymnasium as gym
 import pytest
 
 from parl_like import Robot
+from parl_like.lab import cli
 
 pytestmark = pytest.mark.checkout
 
@@ -364,3 +365,10 @@ def test_every_row_of_solvers_has_its_marks():
 
     kept = {mark.key for mark in solvers.marks.load(Path(__file__).resolve().parents[1] / "docs" / "marks.json")}
     assert not [name for name in solvers.ROWS if (solvers.configuration(name), 0) not in kept]
+
+
+def test_searches_are_measured_by_the_verb_too(capsys):
+    assert cli.main(["bench", "search", "--trees", "2", "--simulations", "4"]) == 0
+    assert "times as long" in capsys.readouterr().out
+    assert cli.main(["bench", "search", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["plain_s"] > 0

@@ -12,7 +12,7 @@ import numpy as np
 from parl_like.agents.off_policy import OffPolicyHelper
 from parl_like.agents.row_format import ORIGIN_FIELDS
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
-from parl_like.data.buffers.source import DirectoryRows
+from parl_like.data.buffers.source import DirectoryRows, source_of
 from parl_like.data.datasets import rows_hash
 from parl_like.values import plain
 from parl_like.values.plain import State
@@ -138,7 +138,7 @@ def _recorded(path: str) -> ReplayBuffer:
     if not os.path.isdir(path):
         raise ValueError(f"OfflineHelper: data is {path!r}; expected a directory that `buffer.save(path)` wrote, or a buffer")
     key = os.path.realpath(path), os.stat(path).st_mtime_ns
-    if (data := RECORDED.get(key)) is None:
+    if (data := RECORDED.get(key)) is None or source_of(data) is None:  # rows were added to it
         data = RECORDED[key] = ReplayBuffer.load(path)
         data.source = DirectoryRows(path, rows_hash(data), data.written)
     return data

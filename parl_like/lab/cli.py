@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from parl_like.lab.runs.rundir import RunDir
     from parl_like.lab.yaml_text import Tree
 
-ERROR, USAGE, INTERRUPTED = 1, 2, 130
+ERROR, USAGE, STOPPED, INTERRUPTED = 1, 2, 3, 130
 RUNS_DIR = "runs"  # where `train` makes run directories
 MAX_LINE, MAX_CELL = text.LONGEST - 200, 400  # characters of an error, and of what one cell of a table shows
 _ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
@@ -231,7 +231,7 @@ def _marks(args: argparse.Namespace) -> None:
 def _sweep(args: argparse.Namespace) -> int:
     from time import monotonic
 
-    from parl_like.lab import screen, yaml_text
+    from parl_like.lab import screen, signals, yaml_text
     from parl_like.lab.sweeps import spaces, sweep
 
     if args.random and args.optuna:
@@ -240,9 +240,13 @@ def _sweep(args: argparse.Namespace) -> int:
     seeds_given = space.pop("seed", None)
     fixed = {key: space.pop(key)[0] for key, values in [*space.items()] if isinstance(values, list) and len(values) == 1}
     made = sweep.Sweep(args.experiment, fixed, Path(args.out or f"{RUNS_DIR}/sweeps"),
-                       args.jobs or (sweep.ON_RAY if args.ray else 1), sweep.on_ray(args.address) if args.ray else None)
+                       args.jobs or (sweep.ON_RAY if args.ray else 1), sweep.on_ray(args.address) if args.ray else None,
+                       lambda line: say(line))
     seeds = spaces.seeds_of(seeds_given or [made.experiment.config.get("seed", 0)])
     drawing = screen.Screen(args.stream) if screen.can_draw(args.stream) else None
+
+    def say(line: str) -> None:
+        print(line, file=args.stream if drawing is None else sys.stdout, flush=True)
 
     def look() -> None:
         if drawing is not None:
@@ -250,17 +254,21 @@ def _sweep(args: argparse.Namespace) -> int:
 
     def changed(trial: sweep.Trial) -> None:
         if trial.state != "running":
-            print(sweep.line(trial), file=args.stream if drawing is None else sys.stdout, flush=True)
+            say(sweep.line(trial))
 
     made.changed, found = changed, ""
     try:
-        if args.optuna:
-            from parl_like.lab.sweeps import tuning
+        with signals.like_ctrl_c():
+            if args.optuna:
+                from parl_like.lab.sweeps import tuning
 
-            found = tuning.best(tuning.tune(made, space, args.optuna, seeds, look), space)
-        else:
-            chosen = spaces.drawn(space, args.random) if args.random else spaces.grid(space)
-            made.run_all([partial(made.run, made.trial(one, seed)) for one in chosen for seed in seeds], look)
+                found = tuning.best(tuning.tune(made, space, args.optuna, seeds, look), space)
+            else:
+                chosen = spaces.drawn(space, args.random) if args.random else spaces.grid(space)
+                made.run_all([partial(made.run, made.trial(one, seed)) for one in chosen for seed in seeds], look)
+    except KeyboardInterrupt:
+        print("stopped; runs that were under way have saved, and the same command goes on", file=sys.stderr)
+        return STOPPED
     finally:
         if drawing is not None:
             drawing.close()

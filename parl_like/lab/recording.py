@@ -18,7 +18,7 @@ from parl_like.data.datasets import from_arrays, from_episodes, rows_hash, to_ar
 from parl_like.data.storage.tree_encoding import versions
 from parl_like.environment.factory import EnvSource, make_one, one_player
 from parl_like.lab import runner
-from parl_like.lab.recorded import DATA_DIR, POLICIES, Policy, Provenance, recipes
+from parl_like.lab.recorded import DATA_DIR, POLICIES, Policy, Provenance, hashes, missing, recipes
 from parl_like.lab.runs.checkpoint import Checkpoints
 from parl_like.lab.runs.rundir import RunDir, git_state
 from parl_like.lab.runs.trained import Train, train_to_the_end
@@ -144,7 +144,7 @@ def record(run_dir: str | Path, out: str | Path, *, policy: Policy = "expert", e
     return provenance
 
 
-def make(name: str, out: str | Path = "", train: Train | None = None, say: Callable[[str], None] = print) -> Provenance:
+def make(name: str, out: str | Path = "", train: Train | None = None, say: Callable[[str], object] = print) -> Provenance:
     """Make the data set of this name of `robots/datasets.yaml`, in `data/NAME` or `out`; its run is trained first, below
     `runs/data`, unless it is there.
 
@@ -160,6 +160,14 @@ def make(name: str, out: str | Path = "", train: Train | None = None, say: Calla
     say(f"data set {name}: {one.policy} episodes of {run}, which is trained first unless it is there ...")
     train_to_the_end(one.experiment, one.seed, run, words, train)
     return record(run, out or os.path.join(DATA_DIR, name), policy=one.policy, episodes=one.episodes)
+
+
+def rows_of(settings: Mapping[str, object], train: Train | None = None, say: Callable[[str], object] = print) -> dict[str, str]:
+    """Return the sha256 of the data sets among the settings of a robot, by name or path; what has a name is made first where it
+    is not there."""
+    for name in missing(settings):
+        make(name, train=train, say=say)
+    return hashes(settings)
 
 
 def returns_of(buffer: ReplayBuffer) -> Array:

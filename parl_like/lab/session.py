@@ -173,7 +173,7 @@ class Session:
             step = self.step()
             ended = bool(signals.received) or self.evaluations.reached()
             early, signals.saves = ended or signals.saves, False
-            if step == before and not ended:
+            if step == before and not early:
                 raise RuntimeError(f"robot.iterate({stop}) ended at env step {step} without a step; expected it to reach {stop}")
             step = self._save(last=step >= total or ended, interrupted=early and step < stop)
             if step < total and not ended:

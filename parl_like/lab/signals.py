@@ -7,11 +7,25 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any, Self
 
 from parl_like.lab.runs.rundir import RunDir
+
+
+@contextlib.contextmanager
+def like_ctrl_c() -> Iterator[None]:
+    """While this lasts SIGTERM raises KeyboardInterrupt, as Ctrl-C does; in the main thread, as Python allows handlers nowhere
+    else."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 class Signals:

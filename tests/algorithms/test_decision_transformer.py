@@ -191,6 +191,13 @@ def test_rewards_to_go_end_with_the_episode():
     order = buffer.sample_indices(0)
     assert buffer.to_go(order).tolist() == [6.0, 5.0, 3.0, 9.0, 5.0, 13.0, 7.0]
     assert buffer.to_go(order[[3, 0]]).tolist() == [9.0, 6.0]
+    state, small = buffer.state_dict(), buffer._summed
+    assert buffer.to_go(order[:1]).tolist() == [6.0] and buffer._summed is small, "an update does not go through all rows"
+    state["columns"]["rew"] = state["columns"]["rew"] * 10
+    buffer.load_state_dict(state)
+    assert buffer.to_go(order[:1]).tolist() == [60.0]
+    buffer.push(0, tuple(column[1] for column in buffer.columns.values()))  # in the place of the oldest row
+    assert buffer.to_go(buffer.sample_indices(0)[:1]).tolist() == [50.0]
 
 
 @pytest.mark.parametrize(("make", "message"), [

@@ -121,3 +121,16 @@ def test_the_count_of_episodes_is_resumed(tmp_path):
         assert one.agents[0].begun == other.agents[0].begun > 0
     with pytest.raises(ValueError, match="decay is 2"):
         DAggerAgent(balance, 2.0)
+
+
+def test_a_checkpoint_is_refused_with_rows_of_another_expert():
+    def learner(n):
+        return ComputationTask(GAIL(MLPImitator(OBS, TWO, (8,)), data(n=n), epochs=1, minibatches=1))
+
+    task = learner(64)
+    task.learn(rows())
+    saved = task.state_dict()
+    learner(64).load_state_dict(saved)
+    with pytest.raises(ValueError, match=r"GAIL: the checkpoint learned from rows with the sha256 .*put those rows back, or give "
+                                         r"data="):
+        learner(32).load_state_dict(saved)

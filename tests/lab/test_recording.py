@@ -145,6 +145,15 @@ def test_a_run_from_recorded_rows_has_a_curve_of_evaluations_and_ends_with_code_
     column = header.split(",").index("eval/normalized_score")
     assert len([line for line in lines if line.split(",")[column]]) == 4, "at 0, 20, 40 and 60 updates"
     assert re.search(r"60 updates", said)
+    (tmp_path / "data").rename(tmp_path / "moved")
+    assert main(["eval", str(run), "--episodes", "2"]) == 2 and "expected a directory" in capsys.readouterr().err
+    assert main(["eval", str(run), "--episodes", "2", f"data={tmp_path / 'moved'}"]) == 0
+    for total in (80, 100):  # the second one's checkpoint knows the new place
+        assert main(["resume", str(run), f"total_steps={total}", f"data={tmp_path / 'moved'}"]) == 0
+    assert main(["eval", str(run), "--episodes", "2"]) == 0
+    recording.record("dqn", tmp_path / "other", policy="random", episodes=21)
+    assert main(["resume", str(run), "total_steps=120", f"data={tmp_path / 'other'}"]) == 1
+    assert "put those rows back" in capsys.readouterr().err
 
 
 class Rude(gym.Env):

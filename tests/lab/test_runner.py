@@ -366,6 +366,22 @@ def test_a_signal_asks_for_a_checkpoint_and_training_goes_on(monkeypatch, capfd)
     assert signal.getsignal(signal.SIGUSR1) is before
 
 
+def test_sigusr1_in_an_iteration_without_a_step_saves_and_training_goes_on(monkeypatch):
+    """Such as an update from recorded rows, before agents act."""
+    iterate = FakeRobot.iterate
+
+    def first_without(robot, stop):
+        if not robot.env_steps and not robot.boundaries:
+            signal_here(signal.SIGUSR1)()
+            yield 0
+        yield from iterate(robot, stop)
+
+    monkeypatch.setattr(FakeRobot, "iterate", first_without)
+    code, run, _ = train(checkpoint_every=0)
+    assert (code, run.state(), state(run).env_steps) == (0, "finished", 400)
+    assert [event["step"] for event in events(run, "checkpoint")] == [0, 400]
+
+
 def test_a_run_stopped_between_checkpoints_equals_an_uninterrupted_one(monkeypatch):
     _, run, _ = train(run_dir="whole")
     whole = run.result()["trace_hash"]

@@ -1,6 +1,10 @@
 """Sweeps: spaces of settings, the runs that they stand for, and searches for the best of them."""
 
 import json
+import math
+import os
+import shutil
+import signal
 from pathlib import Path
 
 import numpy as np
@@ -125,6 +129,71 @@ def test_ctrl_c_ends_runs_and_begins_no_more(started, monkeypatch):
     assert [trial.state for trial in trials] == ["waiting"] * 3 and made.failed == []
 
 
+def test_sigterm_ends_runs_as_ctrl_c_does(fake_experiment, monkeypatch, capsys):
+    def start(words, stop):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return 3 if until(stop) else 0
+
+    monkeypatch.setattr(sweep, "in_a_process", start)
+    before = signal.getsignal(signal.SIGTERM)
+    assert cli.main(["sweep", "fake", "n_agents=1,2", "--out", "sweeps"]) == 3
+    assert "the same command goes on" in capsys.readouterr().err and signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_run_that_another_sweep_began_at_the_same_time_is_waited_for(fake_experiment, monkeypatch, capsys):
+    began = []
+
+    def start(words, stop):
+        began.append(words)
+        assert cli.main([*words, "--json"]) == 0  # the other one's
+        raise RunError("it is in use by process 7")
+
+    monkeypatch.setattr(sweep, "in_a_process", start)
+    code, found = command(capsys, "total_steps=200")
+    assert code == 0 and len(began) == 1 and [one["state"] for one in found["trials"]] == ["finished"]
+
+
+def test_a_run_that_was_killed_before_it_had_saved_begins_anew(started, capsys):
+    _, found = command(capsys, "total_steps=200")
+    run = RunDir.open(found["trials"][0]["run"])
+    run.update(state="running", pid=2**31 - 1)
+    shutil.rmtree(run.checkpoints)
+    (run.path / "result.json").unlink()
+    code, _ = command(capsys, "total_steps=200")
+    assert code == 0 and started[-1].startswith("train fake") and run.info().state == "finished"
+    assert RunDir.open(f"{run.path}_left1").state() == "died"
+
+
+def test_runs_without_a_score_are_named_and_the_others_compared(started, capsys):
+    command(capsys, "n_agents=1,2", "total_steps=200")
+    _, found = command(capsys, "n_agents=1,2", "total_steps=200")
+    run = RunDir.open(found["trials"][0]["run"])
+    run.save_result(run.result() | {"evaluation": {"score": math.nan}})
+    code, again = command(capsys, "n_agents=1,2", "total_steps=200")
+    assert code == 0 and [one["run"] for one in again["runs"]] == [found["trials"][1]["run"]]
+    assert cli.main(["sweep", "fake", "n_agents=1,2", "total_steps=200", "--out", "sweeps"]) == 0
+    assert "no score: n_agents=1 seed=0" in capsys.readouterr().out
+
+
+def test_where_runs_are_is_no_setting_of_a_sweep(started, capsys):
+    for word in ("run_dir=a,b", "run_dir=a"):
+        assert cli.main(["sweep", "fake", word, "--out", "sweeps"]) == 2
+        assert "--out" in capsys.readouterr().err
+    assert started == []
+
+
+def test_other_code_of_the_users_or_other_recorded_rows_make_other_runs(started, monkeypatch):
+    made = sweep.Sweep("fake", {}, Path("sweeps"))
+    first = made.trial({}, 0)
+    assert made.trial({}, 0) is first
+    with monkeypatch.context() as patched:
+        patched.setattr(sweep.user_experiments, "code_hash", lambda name, ours: "other" + ours)
+        assert made.trial({}, 0).folder != first.folder
+    monkeypatch.setattr(sweep.recorded, "named_in", lambda settings: ["mine"])
+    monkeypatch.setattr(sweep.recording, "rows_of", lambda settings, say: {"mine": "7" * 64})
+    assert sweep.Sweep("fake", {}, Path("sweeps")).trial({}, 0).folder != first.folder
+
+
 def until(stop):
     while not stop():
         pass
@@ -159,6 +228,47 @@ def test_optuna_searches_and_goes_on(started, capsys):
     assert code == 0 and again["best"] == found["best"] and len(started) == len(again["trials"]) == 6
     code, more = command(capsys, *WORDS, "5")
     assert code == 0 and len(started) == len(more["trials"]) == 10
+
+
+def test_a_search_with_other_settings_is_another_one(started, capsys):
+    pytest.importorskip("optuna")
+    _, found = command(capsys, "metrics_every=50..100", "total_steps=200", "--optuna", "1")
+    code, other = command(capsys, "metrics_every=50..100", "total_steps=400", "--optuna", "1")
+    assert code == 0 and len(started) == 2 and "total_steps=400" in started[1] and len(other["groups"]) == 1
+    code, listed = command(capsys, "metrics_every=50,100", "total_steps=200", "--optuna", "1")
+    assert code == 0 and listed["best"] and listed["trials"][0]["settings"]["metrics_every"] in (50, 100)
+
+
+def test_a_trial_without_a_score_ends_no_other(started, capsys, monkeypatch):
+    pytest.importorskip("optuna")
+    monkeypatch.setattr(sweep.Trial, "score", lambda trial: 1.0 if len(started) == 2 else math.nan)
+    code, found = command(capsys, "metrics_every=50..5000", "total_steps=200", "--optuna", "2")
+    assert code == 0 and [one["state"] for one in found["trials"]] == ["finished"] * 2 and found["best"].endswith("with 1")
+
+
+def test_two_searches_at_once_leave_each_other_their_trials(started, capsys):
+    optuna = pytest.importorskip("optuna")
+    from parl_like.lab.sweeps import tuning
+
+    space, made = spaces.space_of(["metrics_every=50..5000"]), sweep.Sweep("fake", {}, Path("sweeps"))
+    one = tuning.study_of(made, space, [0])
+    asked = one.ask(tuning.distributions(space))
+    asked.set_user_attr(tuning.WHOSE, tuning._me())
+    tuning.study_of(made, space, [0])
+    one.tell(asked, 1.0)
+    assert [trial.state for trial in one.trials] == [optuna.trial.TrialState.COMPLETE]
+
+
+@pytest.mark.parametrize("text", ["{}\n[]\n", "[]\n[]\n", "7\n7\n", "nothing"])
+def test_a_damaged_search_is_refused(started, capsys, text):
+    pytest.importorskip("optuna")
+    Path("sweeps").mkdir()
+    Path("sweeps", "optuna.log").write_text(text)
+    assert cli.main(["sweep", "fake", "metrics_every=50..5000", "--optuna", "1", "--out", "sweeps"]) == 2
+    assert "give another --out" in capsys.readouterr().err
+    Path("sweeps", "optuna.log").unlink()
+    os.mkfifo("sweeps/optuna.log")
+    assert cli.main(["sweep", "fake", "metrics_every=50..5000", "--optuna", "1", "--out", "sweeps"]) == 2
 
 
 def test_a_trial_that_was_under_way_when_the_search_was_killed_is_made_again(started, capsys):

@@ -100,3 +100,12 @@ def test_who_goes_on_online_learns_from_the_same_recorded_rows(tmp_path):
     other = recorded(tmp_path / "other", seed=1)
     with robot(other, WarmStartHelper, **options) as two, pytest.raises(ValueError, match="has others .*; put those rows back"):
         two.load(tmp_path / "saved")
+
+
+def test_rows_that_were_added_are_no_recorded_ones_of_another_robot(tmp_path):
+    data = recorded(tmp_path / "data")
+    with robot(data) as one:
+        buffer = one.buffers["RL"]
+        buffer.push(0, tuple(column[0] for column in buffer.columns.values()))
+        with robot(data) as two:
+            assert two.state_dict()["buffer.RL"].keys() == {"recorded", "rng"}

@@ -26,6 +26,10 @@ class Lanes(Buffer, Guarded):
     sample_avail: bool
     _memory: LaneMemory
 
+    _summed: tuple[int, Array] | None = None
+    """For `to_go`: of each position the rewards of all rows before it, lane after lane, with what `written` was then. Recorded
+    rows stay, and an update must not go through all of them."""
+
     def __len__(self) -> int:
         return self._memory.ring.total
 
@@ -184,11 +188,13 @@ class Lanes(Buffer, Guarded):
         [N]. Raises ValueError where the buffer has no field `rew`."""
         if "rew" not in self.columns:
             raise ValueError(f"{self!r}: to_go needs the field 'rew'")
-        order = self.sample_indices(0)
-        before = np.zeros(self.capacity)  # of each position: the rewards of all rows before it, lane after lane
-        rew = self.columns["rew"][order].astype(np.float64)
-        before[order] = np.cumsum(rew) - rew
-        ends = self._memory.ring.episode_end(indices)
+        if self._summed is None or self._summed[0] != self.written:
+            order = self.sample_indices(0)
+            before = np.zeros(self.capacity)
+            rew = self.columns["rew"][order].astype(np.float64)
+            before[order] = np.cumsum(rew) - rew
+            self._summed = self.written, before
+        before, ends = self._summed[1], self._memory.ring.episode_end(indices)
         total: Array = before[ends] + self.columns["rew"][ends] - before[indices]
         return total
 

@@ -417,6 +417,7 @@ class ReplayBuffer(Lanes):
         if saved:
             self.use_fields((*self.specs, *saved[len(self.specs) :]), [str(key) for key in plain.listed(state["empty_keys"])])
         self._memory.load(state, columns)
+        self._summed = None
         self._open.load_state_dict(plain.entries(state["open"]), np.arange(self.n_lanes) * self.lane_size, self.lane_size)
         set_rng_state(self.rng, state["rng"])
 

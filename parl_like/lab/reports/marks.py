@@ -20,7 +20,7 @@ import msgspec
 from parl_like.data.storage.safe_files import read_named, replace_file
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import recorded, recording, user_experiments
+from parl_like.lab import recording, user_experiments
 from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import Git, RunDir
 from parl_like.lab.runs.trained import Train, train_to_the_end
@@ -174,9 +174,7 @@ def _data_of(one: experiments.Experiment, overrides: Mapping[str, object], train
              say: Callable[[str], None]) -> dict[str, str]:
     """Return the sha256 of the data sets that an experiment learns from, which are made first where they are not there."""
     settings = getattr(configs.resolve(one.module().Config, one.config, overrides), "parts", {})
-    for name in recorded.missing(settings):
-        recording.make(name, train=train, say=say)
-    return recorded.hashes(settings)
+    return recording.rows_of(settings, train, say)
 
 
 def code_hash() -> str:

@@ -265,10 +265,11 @@ class Table:
         return (row if isinstance(row, str) else as_csv([row]).decode().removesuffix("\n") for row in self._whole())
 
     def cells(self, names: Sequence[str]) -> Iterator[tuple[str, ...]]:
-        """Yield of each of `rows` the cells in these columns, two or more."""
+        """Yield of each of `rows` the cells in these columns, one or more."""
         places = {name: at for at, name in enumerate(self.header)}
         wanted = [places[name] for name in names]
-        return map(itemgetter(*wanted), self._rows(max(wanted) + 1))  # what stands behind the last is not taken apart
+        rows = self._rows(max(wanted) + 1)  # what stands behind the last is not taken apart
+        return ((row[wanted[0]],) for row in rows) if len(wanted) == 1 else map(itemgetter(*wanted), rows)
 
     def _rows(self, until: int) -> Iterator[list[str]]:
         return (row.split(",", until) if isinstance(row, str) else row for row in self._whole())

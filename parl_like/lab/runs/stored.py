@@ -33,6 +33,8 @@ EVALUABLE = RESUMABLE | {"eval_score", "torch_threads"}
 
 MACHINES = ("driver", "workers")
 """Keys that say where agents and tasks run, and what they take there."""
+ROWS = "data"
+"""The end of keys that say where recorded rows are: they may have moved, for a checkpoint knows their hash."""
 HERE = ("cooperative", "threads")
 """Drivers that stay in this process."""
 
@@ -100,11 +102,12 @@ def _check_machines(run: RunDir, found: Stored, overrides: Mapping[str, object])
 
 
 def refuse_changes(old: Mapping[str, object], new: Mapping[str, object], why: str, free: Set[str] = RESUMABLE) -> None:
-    """Raises ConfigError where two configurations differ in more than the keys of `free`."""
+    """Raises ConfigError where two configurations differ in more than the keys of `free`, and where recorded rows are."""
     # A key that `old` lacks is one that the code learned since; it came with its default.
     found = configs.differences(old, new).items()
     changes = {key: change for key, change in found if key in free or key.split(".")[0] in old}
-    refused = [f"{key!r} is {a!r} there and {b!r} now" for key, (a, b) in changes.items() if key not in free]
+    refused = [f"{key!r} is {a!r} there and {b!r} now" for key, (a, b) in changes.items()
+               if key not in free and key.rpartition(".")[2] != ROWS]
     if refused:
         raise ConfigError(f"{why}: {'; '.join(refused)}; only {', '.join(sorted(free))} may change; for "
                           "another configuration train a new run")
@@ -130,11 +133,15 @@ def _stored(run: RunDir, overrides: Mapping[str, object], source: str, free: Set
             if "robot" not in stored:
                 raise ConfigError(f"{run.config_file} has {', '.join(list(kept)[:3])}, but no `robot`, which says what each "
                                   "setting belongs to; put the file back as the run wrote it")
-            for key in config.parts.keys() - kept.keys():
-                was = [value for name, value in kept.items() if configs.ends_with(name, key) == ""]
-                if was != [config.parts[key]]:
-                    raise ConfigError(f"a run keeps its configuration: {key!r} is {' or '.join(map(repr, was)) or 'nothing'} "
-                                      f"there and {config.parts[key]!r} now; for another configuration train a new run")
-            config = with_parts(config, {name: config.parts[name] for name in kept})
+            parts = dict(config.parts)
+            for key in parts.keys() - kept.keys():
+                was = {name: value for name, value in kept.items() if configs.ends_with(name, key) == ""}
+                if key.rpartition(".")[2] == ROWS and len(was) == 1:
+                    parts |= dict.fromkeys(was, parts[key])
+                elif [*was.values()] != [parts[key]]:
+                    there_is = " or ".join(map(repr, was.values())) or "nothing"
+                    raise ConfigError(f"a run keeps its configuration: {key!r} is {there_is} there and {parts[key]!r} now; for "
+                                      "another configuration train a new run")
+            config = with_parts(config, {name: parts[name] for name in kept})
         refuse_changes(stored, configs.to_dict(config), "a run keeps its configuration", free)
         yield Stored(experiment, there, config), ran

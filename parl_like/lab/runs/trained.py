@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from parl_like.lab.runs.checkpoint import Checkpoints
 from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import RunDir
 
@@ -16,7 +18,8 @@ Train = Callable[[Sequence[str]], int]
 
 
 def train_to_the_end(name: str, seed: int, folder: Path, words: Sequence[str] = (), train: Train | None = None) -> None:
-    """Trains an experiment in `folder`, unless that is done; a run that was interrupted is resumed.
+    """Trains an experiment in `folder`, unless that is done; a run that was interrupted is resumed. One that has saved nothing is
+    moved aside, and begins anew.
 
     Args:
         words: Configuration on top of the experiment's.
@@ -27,7 +30,9 @@ def train_to_the_end(name: str, seed: int, folder: Path, words: Sequence[str] = 
     """
     if is_finished(folder):
         return
-    go_on = (folder / "checkpoints").is_dir()
+    go_on = Checkpoints(folder / "checkpoints").newest() is not None
+    if not go_on and not is_under_way(folder):
+        _move_aside(folder)
     again = ["--from", name] if {":", "."} & {*name} else []
     begin = ["train", name, f"run_dir={folder}", f"seed={seed}"]
     command = ["resume", str(folder), "--exact", *again] if go_on else begin
@@ -42,6 +47,21 @@ def is_finished(folder: Path) -> bool:
         return run.info().state == "finished" and run.result() is not None
     except RunError:
         return False
+
+
+def is_under_way(folder: Path) -> bool:
+    """Return whether a process trains in this directory."""
+    try:
+        return RunDir.open(folder).state() == "running"
+    except RunError:
+        return False
+
+
+def _move_aside(folder: Path) -> None:
+    """Give a directory that a run has left another name, so that nothing in it is lost."""
+    if os.path.lexists(folder / "run.json"):
+        names = (folder.with_name(f"{folder.name}_left{count}") for count in itertools.count(1))
+        folder.rename(next(name for name in names if not os.path.lexists(name)))
 
 
 def in_a_process(words: Sequence[str]) -> int:

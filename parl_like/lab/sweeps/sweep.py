@@ -13,24 +13,23 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
 from dataclasses import dataclass, field
-from math import isnan, nan
+from math import isfinite, isnan, nan
 from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import user_experiments
+from parl_like.lab import recorded, recording, user_experiments
 from parl_like.lab.reports.marks import configuration_hash
 from parl_like.lab.reports.report import report
-from parl_like.lab.runs.metrics import last_row
+from parl_like.lab.runs.metrics import last_evaluation, last_row
 from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import RunDir
-from parl_like.lab.runs.trained import is_finished, train_to_the_end
+from parl_like.lab.runs.trained import is_finished, is_under_way, train_to_the_end
 from parl_like.lab.sweeps.spaces import Settings, in_words
-from parl_like.lab.yaml_text import UsageError
+from parl_like.lab.yaml_text import ConfigError, UsageError
 from parl_like.values.errors import shortened
 
 LOOK_S = 1.0
@@ -68,15 +67,13 @@ class Trial:
         return " ".join(in_words({**self.settings, "seed": self.seed}))
 
     def score(self) -> float:
-        """Return the score of its evaluation after training.
-
-        Raises:
-            RunError: it has none.
-        """
-        found = ((RunDir.open(self.folder).result() or {}).get("evaluation") or {}).get("score")
-        if not isinstance(found, (int, float)):
-            raise RunError(f"{self.folder}: its evaluation has no score; give the experiment eval_score=")
-        return float(found)
+        """Return the score of its evaluation after training; NaN where it has none, or one that is not finite."""
+        try:
+            numbers, _ = last_evaluation(RunDir.open(self.folder))
+        except RunError:  # it was damaged since
+            return nan
+        found = numbers.get("score", numbers.get("mean_return", nan))
+        return found if isfinite(found) else nan
 
 
 class Sweep:
@@ -88,34 +85,55 @@ class Sweep:
         out: Directory of the run directories.
         jobs: Runs at a time.
         start: None: each in a new process.
+        say: Called with what is done before the first run.
 
     Attributes:
         trials: All that were asked for so far.
         changed: Called whenever the state of a run has changed.
+
+    Raises:
+        UsageError: there is no such experiment, or `fixed` says where runs are.
     """
 
     changed: Callable[[Trial], object]
 
-    def __init__(self, name: str, fixed: Settings, out: Path, jobs: int = 1, start: Start | None = None) -> None:
+    def __init__(self, name: str, fixed: Settings, out: Path, jobs: int = 1, start: Start | None = None,
+                 say: Callable[[str], object] = bool) -> None:
         self.experiment: experiments.Experiment = user_experiments.chosen(name)
-        self.out, self.jobs, self.trials = out, jobs, list[Trial]()
-        self._name, self._fixed, self._start, self.changed = name, fixed, start or in_a_process, bool
+        self.out, self.jobs, self.fixed = out, jobs, fixed
+        self._name, self._start, self._say, self.changed = name, start or in_a_process, say, bool
+        self._made, self._lock = dict[Path, Trial](), threading.Lock()
+        self._rows: dict[tuple[str, ...], dict[str, str]] = {}
         self._ended = threading.Event()
+
+    @property
+    def trials(self) -> list[Trial]:
+        return list(self._made.values())
 
     def trial(self, settings: Settings, seed: int) -> Trial:
         """Return the run of these settings, which is added to the others; one that is there already is that one.
 
         Raises:
-            ConfigError: the robot's configuration has no such setting, or not of this type.
+            ConfigError: the robot's configuration has no such setting, or not of this type; or it says where runs are.
         """
-        config = configs.resolve(self.experiment.module().Config, self.experiment.config, self._fixed, settings, {"seed": seed})
-        key = configuration_hash(self.experiment.name, configs.to_dict(config))
-        folder = self.out / f"{self.experiment.name}_{key[:8]}_s{seed}"
-        for one in self.trials:
-            if one.folder == folder:
-                return one
-        self.trials.append(Trial(settings, seed, folder, "finished" if is_finished(folder) else "waiting"))
-        return self.trials[-1]
+        if "run_dir" in {**self.fixed, **settings}:
+            raise ConfigError("run_dir: each run of a sweep has a directory of its own; leave it out, and give --out")
+        config = configs.resolve(self.experiment.module().Config, self.experiment.config, self.fixed, settings, {"seed": seed})
+        with self._lock:
+            key = configuration_hash(self.experiment.name, configs.to_dict(config), self._data_of(config))
+            key = user_experiments.code_hash(self.experiment.name, key)  # of the user's own, other code makes other runs
+            folder = self.out / f"{self.experiment.name}_{key[:8]}_s{seed}"
+            if folder not in self._made:
+                self._made[folder] = Trial(settings, seed, folder, "finished" if is_finished(folder) else "waiting")
+            return self._made[folder]
+
+    def _data_of(self, config: configs.ExperimentConfig) -> dict[str, str]:
+        """Return the sha256 of the recorded rows that a run learns from; they are made first, before several runs would."""
+        settings = getattr(config, "parts", {})
+        names = tuple(recorded.named_in(settings))
+        if names not in self._rows:
+            self._rows[names] = recording.rows_of(settings, say=self._say) if names else {}
+        return self._rows[names]
 
     def run(self, trial: Trial) -> None:
         """Make a run that waits; a failure is noted in it, and raises nothing. Who asks for one under way waits for it."""
@@ -125,10 +143,8 @@ class Sweep:
 
     def _run(self, trial: Trial) -> None:
         try:
-            _wait_for_another(trial.folder, self._ended)
-            self._set(trial, "running")
-            train_to_the_end(self._name, trial.seed, trial.folder, in_words({**self._fixed, **trial.settings}),
-                             lambda words: self._start(words, lambda: self._ended.is_set() or trial.stop()))
+            while not self._trained(trial):
+                pass
         except Exception as error:  # noqa: BLE001  whatever it is, the others go on
             if self._ended.is_set():
                 self._set(trial, "waiting")
@@ -139,6 +155,25 @@ class Sweep:
                 self._set(trial, "failed")
         else:
             self._set(trial, "finished")
+
+    def _trained(self, trial: Trial) -> bool:
+        """Train it. Returns False where another process has begun to at the same time, or has just done it.
+
+        Raises:
+            RunError: the run failed.
+        """
+        while is_under_way(trial.folder) and not self._ended.is_set():  # a killed sweep leaves its runs to their ends
+            sleep(LOOK_S)
+        self._set(trial, "running")
+        try:
+            train_to_the_end(self._name, trial.seed, trial.folder, in_words({**self.fixed, **trial.settings}),
+                             lambda words: self._start(words, lambda: self._ended.is_set() or trial.stop()))
+        except RunError:
+            ended = self._ended.is_set() or trial.stop()
+            if ended or not (is_under_way(trial.folder) or is_finished(trial.folder)):
+                raise
+            return False
+        return True
 
     def run_all(self, work: Sequence[Callable[[], object]], look: Callable[[], object] = lambda: None) -> None:
         """Do pieces of work, `jobs` at a time; `look` is called every second. Ctrl-C and errors end all runs, which save."""
@@ -162,17 +197,6 @@ class Sweep:
     def _set(self, trial: Trial, state: str) -> None:
         trial.state = state
         self.changed(trial)
-
-
-def _wait_for_another(folder: Path, ended: threading.Event) -> None:
-    """Wait until the run in a directory has ended that another process trains: a killed sweep leaves its runs to their ends."""
-    while not ended.is_set():
-        try:
-            if RunDir.open(folder).state() != "running":
-                return
-        except RunError:
-            return
-        sleep(LOOK_S)
 
 
 def in_a_process(words: Sequence[str], stop: Stop) -> int:
@@ -261,21 +285,22 @@ def line(trial: Trial) -> str:
     """Return what is said of a run that has ended."""
     if trial.state != "finished":
         return f"{trial.title}: {trial.state}{f': {trial.reason}' if trial.reason else ''}"
-    result = RunDir.open(trial.folder).result() or {}
-    with suppress(RunError, KeyError, TypeError):
-        return f"{trial.title}: {trial.score():.4g} in {result['seconds']:.0f} s"
-    return f"{trial.title}: finished"
+    score, seconds = trial.score(), (RunDir(trial.folder).result() or {}).get("seconds", nan)
+    return f"{trial.title}: {'no score' if isnan(score) else f'{score:.4g}'} in {seconds:.0f} s"
 
 
 def outcome(trials: Sequence[Trial]) -> tuple[dict[str, Any], list[str]]:
-    """Return what the finished runs have reached, as `report` has it, and its lines; the best settings come first."""
-    runs = [RunDir.open(trial.folder) for trial in trials if trial.state == "finished"]
+    """Return what the finished runs have reached, as `report` has it, and its lines; the best settings come first. A run without
+    a score is named, and is not among them."""
+    scores = {trial.folder: trial.score() for trial in trials if trial.state == "finished"}
+    runs = [RunDir.open(folder) for folder, score in scores.items() if not isnan(score)]
+    without = [f"no score: {trial.title}" for trial in trials if isnan(scores.get(trial.folder, 0.0))]
     rows = [{"run": str(trial.folder), "state": trial.state, "seed": trial.seed, "settings": trial.settings,
              "reason": trial.reason} for trial in trials]
     try:
         found = report(runs)
     except UsageError as error:  # there are none, or of different tasks
-        return {"trials": rows}, [str(error)]
+        return {"trials": rows}, [str(error), *without]
     found["groups"].sort(key=lambda group: -group["iqm"])
     settings = {str(trial.folder): " ".join(in_words(trial.settings)) for trial in trials}
     first = {run["group"]: settings[run["run"]] for run in reversed(found["runs"])}
@@ -284,7 +309,7 @@ def outcome(trials: Sequence[Trial]) -> tuple[dict[str, Any], list[str]]:
         low, high = group["interval"] or (nan, nan)
         between = "" if isnan(low) else f"{low:.4g} to {high:.4g}"
         lines.append(f"{group['iqm']:>9.4g}  {between:>19}  {group['runs']:>4}  {first[group['group']]}")
-    return {"trials": rows, **found}, lines
+    return {"trials": rows, **found}, lines + without
 
 
 def _progress(trial: Trial) -> str:

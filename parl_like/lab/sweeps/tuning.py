@@ -7,12 +7,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from math import isnan
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
+from parl_like.data.storage.safe_files import open_file
+from parl_like.lab import user_experiments
+from parl_like.lab.runs.lock import process_started
 from parl_like.lab.runs.metrics import evaluations
 from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import RunDir
@@ -27,10 +32,12 @@ if TYPE_CHECKING:
 
 MISSING = "--optuna needs Optuna; `pip install 'parl_like[sweep]'`"
 STUDY = "optuna.log"
+WHOSE = "process"
+"""The attribute of a trial that says which process runs it: two sweeps may share a study."""
 
 
 def study_of(sweep: Sweep, space: Mapping[str, Values], seeds: Sequence[int]) -> Study:
-    """Return the study of this experiment, space and seeds, as it is kept in the sweep's directory, or a new one.
+    """Return the study of this experiment, settings, space and seeds, as it is kept in the sweep's directory, or a new one.
 
     A trial that was under way when its process was killed is asked for again, first of all.
 
@@ -39,29 +46,46 @@ def study_of(sweep: Sweep, space: Mapping[str, Values], seeds: Sequence[int]) ->
     """
     try:
         import optuna
+        from optuna.distributions import distribution_to_json
         from optuna.storages import JournalStorage
         from optuna.storages.journal import JournalFileBackend
     except ImportError:
         raise UsageError(MISSING) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    name = hashlib.sha256(json.dumps([sweep.experiment.name, {key: list(values) for key, values in space.items()},
-                                      list(seeds)]).encode()).hexdigest()[:16]
+    varied = {key: distribution_to_json(kind) for key, kind in distributions(space).items()}
+    what = json.dumps([sweep.experiment.name, sweep.fixed, varied, list(seeds)], sort_keys=True)
+    name = user_experiments.code_hash(sweep.experiment.name, hashlib.sha256(what.encode()).hexdigest()[:16])
     sweep.out.mkdir(parents=True, exist_ok=True)
     file = sweep.out / STUDY
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
+            os.close(open_file(file, os.O_RDWR | os.O_CREAT))  # refuses what is no plain file
             study = optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(file))), study_name=name, load_if_exists=True, direction="maximize",
                 pruner=optuna.pruners.MedianPruner())
-        except (OSError, ValueError, KeyError) as error:
+        except (OSError, ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
             raise UsageError(f"cannot use {file}, where Optuna keeps what it knows: {error}; give another --out") from None
     study.sampler = optuna.samplers.TPESampler(seed=len(study.trials), constant_liar=sweep.jobs > 1)  # not the first draws again
     running = optuna.trial.TrialState.RUNNING
     for left in study.get_trials(states=(running,)):
-        study.tell(left.number, state=optuna.trial.TrialState.FAIL)
-        study.enqueue_trial(left.params)
+        if not _lives(left.user_attrs.get(WHOSE)):
+            study.tell(left.number, state=optuna.trial.TrialState.FAIL)
+            study.enqueue_trial(left.params)
     return study
+
+
+def _me() -> list[object]:
+    """Return which process this is: machine, pid, start."""
+    return [os.uname().nodename, os.getpid(), process_started(os.getpid())]
+
+
+def _lives(whose: object) -> bool:
+    """Return whether the process of a trial, as `_me` gave it, has not ended; on another machine it cannot be asked."""
+    match whose:
+        case [str() as host, int() as pid, started]:
+            return host != os.uname().nodename or started is not None and process_started(pid) == started
+    return False
 
 
 def distributions(space: Mapping[str, Values]) -> dict[str, BaseDistribution]:
@@ -92,6 +116,7 @@ def tune(sweep: Sweep, space: Mapping[str, Values], trials: int, seeds: Sequence
 
     def one() -> None:
         asked = study.ask(kinds)
+        asked.set_user_attr(WHOSE, _me())
         runs = [sweep.trial(_settings(space, asked.params), seed) for seed in seeds]
         runs[0].stop = Pruner(asked, runs[0].folder)
         for run in runs:
@@ -99,8 +124,8 @@ def tune(sweep: Sweep, space: Mapping[str, Values], trials: int, seeds: Sequence
             if run.state != "finished":
                 break
         states = {run.state for run in runs}
-        if states == {"finished"}:
-            study.tell(asked, fmean(run.score() for run in runs))
+        if states == {"finished"} and not isnan(score := fmean(run.score() for run in runs)):
+            study.tell(asked, score)
         elif "waiting" not in states or states & {"failed", "pruned"}:
             study.tell(asked, state=TrialState.PRUNED if "pruned" in states else TrialState.FAIL)
 
