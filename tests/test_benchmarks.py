@@ -1,5 +1,6 @@
 """The benchmarks run and report what they say; how fast is not a matter for tests."""
 
+import ast
 import importlib
 import json
 import multiprocessing
@@ -12,7 +13,6 @@ import gymnasium as gym
 import pytest
 
 from parl_like import Robot
-from parl_like.lab import cli
 
 pytestmark = pytest.mark.checkout
 
@@ -367,8 +367,18 @@ def test_every_row_of_solvers_has_its_marks():
     assert not [name for name in solvers.ROWS if (solvers.configuration(name), 0) not in kept]
 
 
-def test_searches_are_measured_by_the_verb_too(capsys):
-    assert cli.main(["bench", "search", "--trees", "2", "--simulations", "4"]) == 0
+def test_searches_are_measured(capsys):
+    from benchmarks import search
+
+    assert not search.main(["--trees", "2", "--simulations", "4"])
     assert "times as long" in capsys.readouterr().out
-    assert cli.main(["bench", "search", "--json"]) == 0
+    assert not search.main(["--json"])
     assert json.loads(capsys.readouterr().out)["plain_s"] > 0
+
+
+def test_the_verb_can_run_every_benchmark():
+    """It calls `main` with words."""
+    folder = Path(__file__).resolve().parents[1] / "benchmarks"
+    made = {path.name: one for path in folder.glob("*.py") for one in ast.parse(path.read_text()).body
+            if isinstance(one, ast.FunctionDef) and one.name == "main"}
+    assert len(made) > 20 and not [name for name, one in made.items() if len(one.args.args) != 1]
