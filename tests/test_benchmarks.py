@@ -36,6 +36,7 @@ def ours(monkeypatch):
     pytest.param("start", ["--rounds", "1"], marks=pytest.mark.slow),
     ("acting", ["--rounds", "1", "--scale", "0.002"]),
     ("envs", ["--rounds", "1", "--scale", "0.01"]),
+    ("timeline", ["--rounds", "1", "--scale", "0.001"]),
     ("gym_envs", ["--rounds", "1", "--scale", "0.001"]),
     pytest.param("heavy_envs", ["--rounds", "1", "--seconds", "0.1", "--case", "sleep 200", "--of", "parl_like, async",
                                 "--of", "Sample Factory"], marks=pytest.mark.slow),

@@ -97,7 +97,8 @@ def _train(args: argparse.Namespace) -> int:
 
         for name in waiting:
             recording.make(name, say=lambda line: print(line, file=args.stream, flush=True))
-    return runner.train(chosen, resolved, command=args.words, stream=args.stream, debug=args.debug, report=args.report)
+    return runner.train(chosen, resolved, command=args.words, stream=args.stream, debug=args.debug, report=args.report,
+                        timeline=args.timeline)
 
 
 def _resume(args: argparse.Namespace) -> int:
@@ -108,7 +109,7 @@ def _resume(args: argparse.Namespace) -> int:
     from parl_like.lab import runner
 
     return runner.resume(run.path, args.overrides, which=args.checkpoint, command=args.words, stream=args.stream,
-                         debug=args.debug, report=args.report, source=args.source)
+                         debug=args.debug, report=args.report, source=args.source, timeline=args.timeline)
 
 
 def _eval(args: argparse.Namespace) -> None:
@@ -408,6 +409,8 @@ BEST = _option("--best", "the same as --checkpoint best", dest="checkpoint", act
 EXACT = _option("--exact", "the same as --checkpoint exact: the newest of the schedule; what came after it is done again, and "
                            "the run's trace is that of one that was never interrupted", dest="checkpoint",
                 action="store_const", const="exact")
+TIMELINE = _option("--timeline", "also write timeline.json in the run directory: what the robot does and when, for the page "
+                                 "ui.perfetto.dev", action="store_true")
 SOURCE = _option("--from", "file or module that registers the run's experiment, where that is your own", dest="source",
                  default="", metavar="FILE")
 
@@ -429,11 +432,11 @@ VERBS = (
                 metavar="EXPERIMENT"),
         _words("configuration, e.g. total_steps=20000 seed=3 hidden=[64,64]"),
         _option("--config", "YAML file of configuration values; key=value words come before it", metavar="FILE"),
-        _option("--show-config", "print all that can be set, as it is, and stop", action="store_true"),
+        _option("--show-config", "print all that can be set, as it is, and stop", action="store_true"), TIMELINE,
     )),
     Verb("resume", "continue a run from its last checkpoint", _resume, (
         RUN, _words("e.g. total_steps=40000"),
-        _checkpoint("newest", NEWEST), EXACT, SOURCE,
+        _checkpoint("newest", NEWEST), EXACT, SOURCE, TIMELINE,
     )),
     Verb("eval", "evaluate a trained run without exploration", _eval, (
         RUN, AGAIN,

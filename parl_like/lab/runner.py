@@ -40,7 +40,7 @@ MOST_EPISODES = 1_000
 
 
 def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence[str] = (), stream: TextIO | None = None,
-          debug: bool = False, report: Report | None = None) -> int:
+          debug: bool = False, report: Report | None = None, timeline: bool = False) -> int:
     """Trains in a new run directory.
 
     Args:
@@ -48,6 +48,7 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
         command: What was typed, for `run.json`.
         stream: Where people read along, with tracebacks if `debug`; None: nowhere.
         report: Called at the end, however it came, with `run`, `state`, `exit_reason`, and what `result.json` holds.
+        timeline: Write `timeline.json` in the run directory, see `parl_like.drivers.timeline.Timeline`.
 
     Returns:
         Exit code: 0 finished (solved or not), 1 failed, 3 stopped by SIGINT or SIGTERM after a clean save, 4 diverged a second
@@ -63,12 +64,12 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
                                experiments.source_of(experiment.name))
         stored.remember(run)
         with RunLock(run.path):
-            return Session(experiment, config, run, stream, debug, report).go(robot, None)
+            return Session(experiment, config, run, stream, debug=debug, report=report, timeline=timeline).go(robot, None)
 
 
 def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *, which: str = "newest",
            command: Sequence[str] = (), stream: TextIO | None = None, debug: bool = False, report: Report | None = None,
-           source: str = "") -> int:
+           source: str = "", timeline: bool = False) -> int:
     """Continues a run from a checkpoint, and returns an exit code as `train`.
 
     A stop by a signal saves at a moment that no schedule knows, and the run goes on from there, so no step is lost. But a save
@@ -82,6 +83,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *
             (`env=module:Id`).
         which: Checkpoint: `newest` (that no failure made), `exact` (see above), `latest`, `best`, or its step.
         source: `FILE.py` or `package.module` that registers its experiment, if the run may not have it imported by itself.
+        timeline: As for `train`; the file of an earlier process is kept.
 
     Raises:
         UsageError: no such run; its configuration does not fit its robot, or is not the one of the checkpoint; it is finished; it
@@ -90,7 +92,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *
     """
     run = RunDir.open(run_dir)
     with RunLock(run.path), stored.to_resume(run, overrides, source) as (experiment, kept, config):
-        session = Session(experiment, config, run, stream, debug, report)
+        session = Session(experiment, config, run, stream, debug=debug, report=report, timeline=timeline)
         chosen = _choose(run, session.checkpoints, which)
         if chosen == "best" and session.checkpoints.evaluated_best() is not None:
             raise UsageError(f"the best checkpoint of {run.path} has what acts, but neither buffers nor agents to go on with; "

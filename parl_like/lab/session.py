@@ -61,8 +61,10 @@ class Session:
     metrics: metrics_files.MetricsLog
     evaluations: Evaluations
 
-    def __init__(self, experiment: Experiment, config: ExperimentConfig, run: RunDir, stream: TextIO | None, debug: bool,
-                 report: Report | None) -> None:
+    def __init__(self, experiment: Experiment, config: ExperimentConfig, run: RunDir, stream: TextIO | None, *,
+                 debug: bool = False, report: Report | None = None, timeline: bool = False) -> None:
+        """`timeline`: see `parl_like.drivers.timeline.Timeline`, which writes `timeline.json` of the run directory."""
+        self.timeline = timeline
         self.experiment, self.config, self.run = experiment, config, run
         self.debug, self.report = debug, report
         self.display = Display(stream, silent=(FAILED_LINE,))  # of a failure its last line is shown
@@ -123,6 +125,11 @@ class Session:
             self.display.say(note)
         if config.tensorboard and metrics_files.tensorboard_missing():
             self.display.say("no TensorBoard files: tensorboard is not installed; `pip install 'parl_like[tb]'`")
+        if self.timeline:
+            from parl_like.drivers.timeline import Timeline  # a start loads only what it uses
+
+            self.robot.pool.hooks.add(Timeline(run.path / "timeline.json"))
+            self.display.say(f"timeline: {run.path}/timeline.json (a later one has a number), for the page ui.perfetto.dev")
         self._write_from(self.step())
         if loaded is None:
             run.event("started", pid=os.getpid())

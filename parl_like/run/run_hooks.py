@@ -22,6 +22,7 @@ class RunHooks:
 
     Attributes:
         own: See above.
+        last: Hear of everything, too, after all others. They may come and go while agents act: the places of the others stay.
         observing: The thread in which a hook or a stop condition is called, where agents have threads; None: none is.
         muted: Nobody hears anything, for what agents hold while they wait for the next run shall not hold the hooks.
     """
@@ -29,7 +30,7 @@ class RunHooks:
     def __init__(self, agents: list[Agent], trace: TraceHash | None, threads: bool, own: Sequence[Hook] = ()) -> None:
         self.observing: int | None = None
         self.muted = False
-        self.own = tuple(own)
+        self.own, self.last = tuple(own), tuple[Hook, ...]()
         self._agents, self._trace = agents, trace
         self._lock = threading.RLock() if threads else None
         self._hooks: list[Hook] = []
@@ -39,7 +40,8 @@ class RunHooks:
     def tell_agents(self, *more: Hook) -> None:
         """Let the agents' environments know who hears of their stages: own hooks, those of the run, the trace, and `more` for
         now."""
-        hooks = [] if self.muted else [*self.own, *self._hooks, *([] if self._trace is None else [self._trace]), *more]
+        trace = [] if self._trace is None else [self._trace]
+        hooks = [] if self.muted else [*self.own, *self._hooks, *trace, *more, *self.last]
         for agent in self._agents:
             if agent.env is not None:
                 agent.env.observe(hooks)
@@ -47,6 +49,11 @@ class RunHooks:
     def mute(self, muted: bool) -> None:
         """Set `muted`."""
         self.muted = muted
+        self.tell_agents()
+
+    def add(self, hook: Hook) -> None:
+        """Let one more hook belong to the robot, from the next run or iteration on."""
+        self.own = (*self.own, hook)
         self.tell_agents()
 
     def begin(self, hooks: Sequence[Hook]) -> None:

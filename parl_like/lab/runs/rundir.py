@@ -9,6 +9,7 @@
       checkpoints/       of parl_like.lab.runs.checkpoint
       tb/ plots/ videos/ made when they are needed
       result.json        evaluation, verdict, trace hash, seconds
+      timeline.json      of parl_like.drivers.timeline, where it was asked for
 """
 
 from __future__ import annotations
