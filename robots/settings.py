@@ -41,7 +41,7 @@ CATALOGUE: dict[str, Sequence[str]] = {
                                       "warm_start")),
     "Explorer": ("parl_like.learning.explorers",), "Transform": ("parl_like.data.transforms",),
     "ReplayBuffer": tuple(f"parl_like.data.buffers.{name}" for name in ("replay_buffer", "prioritized", "reservoir")),
-    "Wrapper": ("parl_like.envs.wrappers", "gymnasium.wrappers"),
+    "Wrapper": ("parl_like.envs.wrappers", "gymnasium.wrappers"), "Hook": ("parl_like.environment.hooks",),
 }
 """Kind of part → modules in which its classes are found by name."""
 

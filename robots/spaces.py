@@ -19,13 +19,14 @@ from parl_like.agents.agent import Agent
 from parl_like.agents.players import SimultaneousAgent, TurnAgent
 from parl_like.agents.vector_agent import VectorAgent
 from parl_like.environment.factory import EnvSource, factory_of, is_made, make_one, several_players
-from parl_like.environment.hooks import Hook
+from parl_like.environment.hooks import Hook, hooks_of
 from parl_like.environment.player_view import PlayerView, has_players, takes_turns
 from parl_like.envs.vector import make_vector_env
 from parl_like.lab import foreign
 from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.user_experiments import candidates
 from parl_like.lab.yaml_text import ConfigError
+from parl_like.learning.span import Span
 from parl_like.robots.settings import Parts, arguments_of, named
 from parl_like.run.robot import Robot
 from parl_like.tasks.task import ComputationTask
@@ -145,10 +146,25 @@ class EvalEnv(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class PartsConfig(ExperimentConfig, frozen=True, kw_only=True):
-    """The configuration of robots whose parts have settings (`parl_like.robots.settings`); `parts`: name or end of a name →
-    value."""
+    """The configuration of robots whose parts have settings (`parl_like.robots.settings`).
 
+    Attributes:
+        hooks: Classes of `parl_like.environment.hooks`, or your own; their arguments are settings (`TimePerStep.keep`).
+        parts: Name or end of a name → value.
+    """
+
+    hooks: tuple[str, ...] = ()
     parts: dict[str, Any] = {}
+
+
+def hooks_of_config(names: Iterable[str], parts: Parts | None = None) -> list[Hook]:
+    """The hooks that a configuration names; without `parts` their arguments are what they are by default.
+
+    Raises:
+        ConfigError: there is no such hook, or one needs what plain data cannot give.
+    """
+    parts = parts or Parts({}, {}, (), Span(1))
+    return [one(**parts.args("hooks", one, whole=True)) for one in (named("Hook", name) for name in names)]
 
 
 def env_of(env: Env, parts: Parts, key: str = "env") -> EnvSource:
@@ -230,15 +246,16 @@ GIVEN = ("env", "n_agents", "driver", "seed", "trace", "score", "eval_env", "hoo
 def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, ComputationTask], agent: Callable[[], Agent],
                *, parts: Parts, eval_env: EnvSource = None, score: Any = "mean_return",
                hooks: Hook | Iterable[Hook] = ()) -> Robot:
-    """The robot that a configuration says, with these tasks and hooks; it keeps its `parts`, and says who has the last word.
+    """The robot that a configuration says, with these tasks and hooks, then those that it names itself; it keeps its `parts`, and
+    says who has the last word.
 
     Raises:
         ConfigError: something was given that no part has.
     """
-    options = parts.args("", Robot, skip=GIVEN)
+    options, own = parts.args("", Robot, skip=GIVEN), hooks_of_config(config.hooks, parts)
     parts.check()
     robot = Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
-                  trace=config.trace, eval_env=eval_env, score=score, hooks=hooks, **options)
+                  trace=config.trace, eval_env=eval_env, score=score, hooks=[*hooks_of(hooks, "Robot"), *own], **options)
     robot.parts, robot.span = parts, parts.span
     lanes = config.n_agents * max(getattr(getattr(config, "env", None), "vector", 0), 1)
     robot.notes += [*parts.notes(), *(robot.diagnosis.too_short(config.total_steps, lanes) if parts.span.given else [])]

@@ -25,7 +25,7 @@ from parl_like.lab import foreign
 from parl_like.lab.config import to_dict
 from parl_like.learning.algorithm import Algorithm
 from parl_like.robots import thinker
-from parl_like.robots.spaces import Weight
+from parl_like.robots.spaces import Weight, hooks_of_config
 from parl_like.robots.thinker.build import actor, check_env
 from parl_like.robots.thinker.config import OPTIONS, refuse
 from parl_like.robots.thinker.ray import NOBODY, SharedModel, model_here
@@ -134,7 +134,7 @@ def build(config: Config) -> Robot:
             tasks={"plan": actor(config, spaces), "model": SharedModelTask(shared)}, agent=partial(MakerAgent, config.env_n),
             env=lambda: envs({}), eval_env=lambda: envs(config.eval_options, train_model=False), n_agents=config.n_agents,
             driver=config.robot_driver(), mode=config.robot_mode(), seed=config.seed, trace=config.trace,
-            eval_explore=config.eval_explore)
+            eval_explore=config.eval_explore, hooks=hooks_of_config(config.hooks))
     except BaseException:
         shared.close()
         raise

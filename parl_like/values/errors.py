@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, NoReturn
 
 _cause_of: Any = BaseException.__dict__["__cause__"]  # the interpreter's own
 
@@ -91,10 +91,11 @@ ELSEWHERE = {
     "episodes": "n_eval_episodes num_episodes", "gamma": "discount discount_factor",
     "hidden": "hidden_sizes net_arch policy_kwargs", "hooks": "callback callbacks", "lam": "gae_lambda",
     "learn_every": "train_freq", "lr": "learning_rate", "minibatch_rows": "batch_size", "n_agents": "n_envs num_envs",
-    "n_step": "estimation_step", "size": "buffer_size", "target_period": "target_update_freq target_update_interval",
+    "n_step": "estimation_step", "size": "buffer_size total_size", "target_period": "target_update_freq target_update_interval",
     "stop": "max_steps num_steps timesteps total_timesteps", "tau": "polyak",
     "total_steps": "n_timesteps timesteps total_timesteps", "unroll": "n_steps rollout_fragment_length",
     "updates": "gradient_steps", "value_weight": "vf_coef", "warmup": "learning_starts",
+    "n_lanes": "buffer_num", "lanes": "buffer_ids", "n": "batch_size sample_size",
 }
 """Names of options → what they are called in Stable-Baselines3 and its Zoo, Tianshou and RLlib."""
 
@@ -103,9 +104,10 @@ GYMNASIUM = "gymnasium's step returns (obs, reward, terminated, truncated, info)
 
 CALLS_ELSEWHERE = {
     "act": "predict choose_action compute_action compute_single_action get_action select_action", "evaluate": "test",
-    "load": "load_checkpoint restore", "run": "learn train fit", "save": "save_checkpoint save_to_path",
+    "load": "load_checkpoint restore load_hdf5", "run": "learn train fit", "save": "save_checkpoint save_to_path save_hdf5",
+    "sample_indices": "sample_index", "capacity": "maxsize", "n_lanes": "buffer_num",
 }
-"""Names of a robot's methods → what they are called there, and in PARL."""
+"""Names of methods and attributes of robots and buffers → what they are called there, and in PARL."""
 
 
 def our_name(name: object, known: Iterable[str]) -> str:
@@ -132,8 +134,20 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
 
 def absent(owner: object, name: str) -> AttributeError:
     """Return the error for an attribute that an object does not have, with the one that was probably meant."""
-    known = [one for one in dir(type(owner)) if not one.startswith("_")]
+    kind = owner if isinstance(owner, type) else type(owner)
+    known = [one for one in (*dir(kind), *getattr(owner, "__dict__", ())) if not one.startswith("_")]
     theirs = next((one for one, names in CALLS_ELSEWHERE.items() if name in names.split() and one in known), "")
     near = theirs or ("" if name.startswith("_") else nearest(name, known))
     hint = f"; what others call {name} is {theirs} here" if theirs else f"; did you mean {near!r}?" if near else ""
-    return AttributeError(f"{type(owner).__name__} has no {name!r}{hint}")
+    return AttributeError(f"{kind.__name__} has no {name!r}{hint}")
+
+
+class CalledElsewhere:
+    """An attribute that other libraries have, and ours have by another name, which the AttributeError says: for classes of which
+    a `__getattr__` would slow every attribute down."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, owner: object, kind: type) -> NoReturn:
+        raise absent(kind if owner is None else owner, self.name)

@@ -32,7 +32,7 @@ from parl_like.learning.algorithm import Linear
 from parl_like.learning.factory import create_algorithm_func
 from parl_like.models.planner import Planner
 from parl_like.models.thinker_net import ThinkerNet
-from parl_like.robots.spaces import import_module_in
+from parl_like.robots.spaces import hooks_of_config, import_module_in
 from parl_like.robots.thinker.agent import ThinkerAgent
 from parl_like.robots.thinker.config import ENCODINGS, Config, PlanningConfig
 from parl_like.run.robot import Robot
@@ -194,7 +194,7 @@ def build(config: Config) -> Robot:
     common: dict[str, Any] = {
         "n_agents": config.n_agents, "driver": driver, "seed": config.seed, "trace": config.trace,
         "mode": config.robot_mode(), "eval_explore": config.eval_explore, "env": lambda: make_envs(config, config.env_n, {}),
-        "eval_env": lambda: make_envs(config, config.env_n, config.eval_options),
+        "eval_env": lambda: make_envs(config, config.env_n, config.eval_options), "hooks": hooks_of_config(config.hooks),
     }
     if config.planning == "none":
         return Robot(tasks={"plan": actor(config, {"obs": obs, "act": act})}, agent=partial(VectorAgent, config.env_n), **common)

@@ -105,6 +105,7 @@ class Config(PlanningConfig, frozen=True, kw_only=True):
     eval_options: dict[str, Any] = {}  # what differs where the robot is evaluated
     eval_explore: bool = True  # it is evaluated with drawn actions, not the best ones
     env_n: Positive = 16
+    hooks: tuple[str, ...] = ()  # classes of `parl_like.environment.hooks`, or your own, that need no arguments
     # agents that wait for updates act in step with them; auto: they do not where they are in workers, which is faster there
     mode: Literal["auto", "sync", "async"] = "auto"
     # where workers ask: networks of their own, with hidden states of their own, or those of the robot's process

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from parl_like.data.buffers._rows import RowBlock
+from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
 from parl_like.data.buffers.replay_buffer import ReplayBuffer, VectorReplayBuffer
 from parl_like.values.batch import Batch
 from parl_like.values.spec import Spec, SpecError
@@ -841,3 +842,34 @@ def test_rows_in_any_form_are_added_and_counted(make):
         out = buffer.add(dict(obs=make(np.arange(2.0)), act=make(np.arange(2)), rew=rew, terminated=end,
                               truncated=make(np.zeros(2, bool))))
     assert len(buffer) == 6 and out[1].tolist() == [0, 33] and out[2].tolist() == [0, 3]
+
+
+def test_printing_it_shows_the_columns_and_what_is_not_stored():
+    buffer = ReplayBuffer(8, ignore_obs_next=True, stack_num=4)
+    assert str(buffer) == repr(buffer)
+    buffer.add({"obs": {"image": np.zeros((2, 3), np.uint8)}, "act": 0, "rew": 1.0, "terminated": False, "truncated": False,
+                "obs_next": {"image": np.zeros((2, 3), np.uint8)}})
+    assert str(buffer).splitlines() == [
+        repr(buffer), "    obs.image: [8, 2, 3] uint8", "    act: [8] int64", "    rew: [8] float64", "    terminated: [8] bool",
+        "    truncated: [8] bool", "    obs_next: not stored; obs of the next row",
+        "    obs and obs_next are read as stacks of 4 frames"]
+    whole = ReplayBuffer(4)
+    whole.add(row(0))
+    assert "    obs_next: [4] int64" in str(whole).splitlines() and "not stored" not in str(whole)
+
+
+@pytest.mark.parametrize(("call", "ours"), [
+    (lambda buffer: buffer.sample(batch_size=4), "sample: no option 'batch_size'; did you mean 'n'"),
+    (lambda buffer: type(buffer)(total_size=20), "no option 'total_size'; did you mean 'size'"),
+    (lambda buffer: type(buffer)(20, buffer_num=4), "no option 'buffer_num'; did you mean 'n_lanes'"),
+    (lambda buffer: buffer.add(row(0), buffer_ids=[0]), "add: no option 'buffer_ids'; did you mean 'lanes'"),
+    (lambda buffer: buffer.save_hdf5("rows.h5"), "what others call save_hdf5 is save here"),
+    (lambda buffer: type(buffer).load_hdf5("rows.h5"), "what others call load_hdf5 is load here"),
+    (lambda buffer: buffer.sample_index(4), "is sample_indices here"), (lambda buffer: buffer.maxsize, "is capacity here"),
+    (lambda buffer: buffer.buffer_num, "is n_lanes here"),
+])
+@pytest.mark.parametrize("kind", [ReplayBuffer, PrioritizedReplayBuffer, VectorReplayBuffer])
+def test_calls_of_others_are_told_our_names(kind, call, ours):
+    with pytest.raises((TypeError, AttributeError), match=ours):
+        call(kind(20))
+    assert not hasattr(kind(20), "save_hdf5")

@@ -569,3 +569,80 @@ def test_a_score_that_is_none_is_refused(score, message):
     config = runner.configs.resolve(experiment.module().Config, experiment.config, {"eval_score": score})
     with pytest.raises(UsageError, match=message):
         runner.train(experiment, config)
+
+
+# ---- hooks
+
+
+HOOKS = '''
+from parl_like import Hook
+from parl_like.environment.hooks import EveryNSteps
+
+
+class Diary(Hook):
+    """Writes down what it hears of."""
+
+    def __init__(self, file: str = "diary", every: int = 1):
+        self.file, self.every, self.heard = file, every, 0
+
+    def note(self, word):
+        with open(self.file, "a") as out:
+            out.write(word)
+
+    def pre_experiment(self, robot):
+        self.note("(")
+
+    def post_episode(self, agent, interrupted):
+        self.heard += 1
+        if not interrupted and not self.heard % self.every:
+            self.note(".")
+
+    def post_experiment(self, robot):
+        self.note(")")
+
+
+class CalmDown(EveryNSteps):
+    def __init__(self, n: int = 10, lr: float = 1e-5):
+        super().__init__(n, lambda robot: setattr(robot.tasks["RL"].algorithm, "lr", lr))
+'''
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "processes"])
+def test_hooks_are_given_by_name_with_their_arguments(driver):
+    Path("my_robot.py").write_text(FILE + HOOKS)
+    assert train("my_robot.py", "hooks=[Diary,CalmDown,LossLog]", "Diary.every=2", "CalmDown.lr=3e-7", "checkpoint_every=0",
+                 f"driver={driver}") == 0
+    heard = Path("diary").read_text()
+    assert heard.startswith("(") and 19 <= heard.count(".") <= 21, "every second of 40 episodes of one step"
+    assert heard.count("(") == heard.count(")") == 1
+    kept = RunDir.open("run").config()
+    assert kept["hooks"] == ["Diary", "CalmDown", "LossLog"] and kept["robot"]["hooks"]["Diary"] == {"every": 2, "file": "diary"}
+    with load_run("run", source="my_robot.py") as robot:
+        assert robot.tasks["RL"].algorithm.lr == 3e-7
+        robot.evaluate(3)
+    assert Path("diary").read_text() == heard, "nothing of evaluations"
+    assert main(["resume", "run", "total_steps=80"]) == 0
+    assert Path("diary").read_text().count("(") == 2, "a run that goes on has them, too"
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["hooks=[Dairy]"], "no Hook 'Dairy'; did you mean 'Diary'"), (["hooks=[MyDQN]"], "no Hook 'MyDQN'"),
+    (["hooks=[EveryNSteps]"], "EveryNSteps.n is needed|EveryNSteps is not built from a configuration"),
+    (["hooks=[Diary]", "Diary.evry=2"], "did you mean 'Diary.every'"), (["hooks=Diary"], "a list"),
+    (["hooks=[CalmDown]", "CalmDown.n=0"], "n is 0; expected at least 1"), (["Diary.every=2"], "no key 'Diary.every'"),
+])
+def test_a_hook_that_is_none_is_refused_before_training(words, message, capsys):
+    Path("my_robot.py").write_text(FILE + HOOKS)
+    assert train("my_robot.py", *words) == 2
+    assert re.search(message, capsys.readouterr().err)
+    assert not Path("run").exists() and not Path("diary").exists()
+
+
+def test_a_run_directory_has_no_hook_of_a_stranger_imported():
+    Path("my_robot.py").write_text(FILE + HOOKS)
+    assert train("my_robot.py") == 0
+    path = Path("run/config.yaml")
+    path.write_text(path.read_text().replace("hooks: []", "hooks: ['this:Hook']"))
+    with pytest.raises(UsageError, match="would import a module|which a run directory may not"):
+        runner.evaluate("run", source="my_robot.py")
+    assert "this" not in sys.modules

@@ -10,6 +10,8 @@ import numpy as np
 from parl_like.data.buffers.fields import Positions
 from parl_like.data.buffers.saving import Savable
 from parl_like.values.batch import Batch
+from parl_like.values.errors import CalledElsewhere
+from parl_like.values.user_calls import border
 
 Random = np.random.Generator | np.random.SeedSequence | int | None
 
@@ -26,6 +28,7 @@ class Buffer(Savable, ABC):
 
     rng: np.random.Generator
     act_space: gym.Space[object] | None = None
+    save_hdf5, load_hdf5, sample_index, maxsize, buffer_num = (CalledElsewhere() for _ in range(5))
     _nothing = "from an empty buffer; add rows first, or ask len(buffer)"
 
     @abstractmethod
@@ -53,6 +56,7 @@ class Buffer(Savable, ABC):
             return np.empty(0, np.int64)
         return self._draw(n, self.rng if rng is None else rng) if n else np.arange(len(self))
 
+    @border
     def sample(self, n: int | None, rng: np.random.Generator | None = None) -> tuple[Batch, Positions]:
         """Rows as `sample_indices` chooses them, leaves [n, …], and their positions: `batch == buffer[indices]`.
 

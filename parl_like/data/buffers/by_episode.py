@@ -14,6 +14,7 @@ from parl_like.values import plain
 from parl_like.values.batch import Batch
 from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec
+from parl_like.values.user_calls import border
 
 FEW = 16
 """Rows that memory which grows begins with."""
@@ -72,6 +73,7 @@ class ByEpisode(Savable):
         staged.push_rows(np.arange(len(into)), values)
         return self._now(self._write(into, staged)[0])
 
+    @border
     def add(
         self, batch: Batch | Mapping[str, object], lanes: Sequence[int] | Positions | None = None
     ) -> tuple[Positions, Array, Positions, Positions]:

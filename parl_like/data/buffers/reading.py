@@ -33,6 +33,16 @@ class Lanes(Buffer, Guarded):
     def __len__(self) -> int:
         return self._memory.ring.total
 
+    def __str__(self) -> str:
+        """Return what it is, a line for each column of the memory, and what is read without being stored."""
+        fields = self._memory.fields
+        lines = [f"{spec.name}: [{', '.join(map(str, (self.capacity, *spec.shape)))}] {spec.dtype}" for spec in fields.kept]
+        if fields.ignore_obs_next:
+            lines.append("obs_next: not stored; obs of the next row")
+        if self.stack_num > 1:
+            lines.append(f"obs and obs_next are read as stacks of {self.stack_num} frames")
+        return "\n    ".join([repr(self), *(lines if fields.specs else [])])
+
     @property
     def written(self) -> int:
         """Return how many rows were ever stored."""

@@ -36,6 +36,7 @@ from parl_like.values import plain
 from parl_like.values.batch import Batch
 from parl_like.values.plain import State
 from parl_like.values.spec import Array, Spec, SpecError, leaves
+from parl_like.values.user_calls import border
 
 _FIRST_LANE: Positions = np.zeros(1, np.int64)
 RESERVED = ("obs", "act", "rew", "terminated", "truncated", "done", "obs_next", "info", "policy")
@@ -188,6 +189,7 @@ class ReplayBuffer(Lanes):
             raise ValueError(f"{self!r}: push_rows got {len(values)} values; call allocate(specs) first, then give one per spec")
         return self._store(self._lanes(lanes), values if type(values) is tuple else tuple(values))
 
+    @border
     def add(
         self, batch: Batch | Mapping[str, object], lanes: Sequence[int] | Positions | None = None
     ) -> tuple[Positions, Array, Positions, Positions]:
