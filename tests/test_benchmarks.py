@@ -95,6 +95,8 @@ def test_json_out(name, argv, capsys):
         places = {"", ", FrozenLake", ", table"}
         loops = {f"{one}{where}" for one in ("loop", "robot") for where in places}
         assert set(result["us_per_step"]) == {*loops, "choice and update", "helper"}
+    elif name == "timeline":
+        assert all({*one["cpu_s"]} == {"none", "windows", "inside"} for one in result["costs"].values())
     elif name == "envs":
         assert set(result["sokoban"]) == set(result["reset_us"]) == {"16", "64"} and len(result["sokoban"]["64"]) == 8
         assert all(rate["median"] > 0 for rate in result["levels_per_s"].values())
