@@ -6,7 +6,7 @@ visits, and the root's value ν. From a row t the model is unrolled along the ac
     s_0 = h(o_t)        s_{k+1}, r̂_{k+1} = g(s_k, a_{t+k})        p_k, v_k = f(s_k)
     z_t = Σ_{i<n} γ^i σ_{t,i} r_{t+i+1} + γ^n σ_{t,n} ν_{t+n}        σ_{t,i} = 1 if one player moves in t and t + i, else −1
 
-    world model     loss_t = 1/K Σ_{k=1..K} l(r̂_k, r_{t+k})
+    world model     loss_t = reward_weight · 1/K Σ_{k=1..K} l(r̂_k, r_{t+k})
     prediction      loss_t = m_0 + 1/K Σ_{k=1..K} m_k        m_k = value_weight · l(v_k, z_{t+k}) − Σ_a π_{t+k}(a) log p_k(a)
 
 l is the squared error, or the cross-entropy of a categorical encoding. At the start of each g the gradient is halved. The paper
@@ -119,7 +119,7 @@ class _Unrolled(Algorithm):
 
     def weight_of(self, name: str) -> float:
         """Return the weight of a loss."""
-        return 1.0
+        raise NotImplementedError
 
 
 class MuZeroModel(_Unrolled):
@@ -130,6 +130,8 @@ class MuZeroModel(_Unrolled):
     Args:
         model: A `MuZeroNet` with `reward`.
         unroll: K.
+        reward_weight: See the text of this module. The paper has 1; where rewards are rare it must be larger, for h and g take
+            steps of one size, of which the larger gradient has the larger share.
         nodes: Rows of the table in the beginning; it doubles when a larger number is named.
         lr, max_grad_norm: Of Adam, and the norm above which gradients are scaled down; None: never.
 
@@ -137,16 +139,18 @@ class MuZeroModel(_Unrolled):
         table: [nodes, size] float32.
 
     Raises:
-        ValueError: nodes is below 1.
+        ValueError: nodes is below 1, or reward_weight below 0.
     """
 
     remembers = ("table",)
 
-    def __init__(self, model: Model | Callable[[], Model], *, unroll: int = 5, nodes: int = 1024, lr: float | Schedule = 1e-3,
-                 max_grad_norm: float | None = 10.0) -> None:
+    def __init__(self, model: Model | Callable[[], Model], *, unroll: int = 5, reward_weight: float = 1.0, nodes: int = 1024,
+                 lr: float | Schedule = 1e-3, max_grad_norm: float | None = 10.0) -> None:
         super().__init__(model, unroll=unroll, lr=lr, max_grad_norm=max_grad_norm)
-        if nodes < 1:
-            raise ValueError(f"MuZeroModel: nodes is {nodes}; expected at least 1")
+        if nodes < 1 or not reward_weight >= 0:
+            raise ValueError(f"MuZeroModel: nodes is {nodes} and reward_weight {reward_weight}; expected at least 1 and at least "
+                             "0")
+        self.reward_weight = reward_weight
         self.window = Window(sequence=unroll + 1)
         self.table = torch.zeros(nodes, self.model.state_size)
 
@@ -203,6 +207,10 @@ class MuZeroModel(_Unrolled):
             losses.append(batch.known[:, i] * code.loss(reward, batch.rew[:, i]))
             errors.append(batch.known[:, i] * (code.decode(reward.detach()) - batch.rew[:, i]).abs())
         return {"reward": torch.stack(losses).mean(0)}, torch.stack(errors).mean(0)
+
+    def weight_of(self, name: str) -> float:
+        """Return the weight of the one loss."""
+        return self.reward_weight
 
 
 class MuZero(_Unrolled):

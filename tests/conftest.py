@@ -3,12 +3,14 @@ own, examples; and that none of them ends the others."""
 
 import gc
 import os
+import random
 import shutil
 import signal
 import sys
 import tempfile
 import traceback
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
@@ -103,6 +105,14 @@ def pytest_unconfigure():
 @pytest.fixture(autouse=True, scope="session")
 def one_torch_thread():
     torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def draws_of_its_own():
+    """What a test draws without a seed is the same at each run of it, whatever ran before: none fails once in a hundred."""
+    torch.manual_seed(0)
+    np.random.seed(0)
+    random.seed(0)
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -112,7 +112,8 @@ def rows_of(n=5, length=8, seed=0):
 def test_the_unrolled_losses_are_those_of_plain_torch(encoding):
     """Values, and gradients of every parameter, against a loop over rows in which gradients are halved by hooks."""
     model, prediction = networks(encoding)
-    world_task, value_task = MuZeroModel(model, unroll=3), MuZero(prediction, unroll=3, n_step=4, gamma=0.9, value_weight=0.25)
+    world_task, value_task = (MuZeroModel(model, unroll=3, reward_weight=4.0),
+                               MuZero(prediction, unroll=3, n_step=4, gamma=0.9, value_weight=0.25))
     for task, net in ((world_task, model), (value_task, prediction)):
         batch = task.process(rows_of(length=task.window.sequence))
         batch["weight"] = torch.linspace(0.5, 1.5, 5)
@@ -142,7 +143,7 @@ def test_the_unrolled_losses_are_those_of_plain_torch(encoding):
                     r = batch.rew[row, i]
                     error = (reward[0] - r) ** 2 if encoding == "scalar" else -(net.code.encode(r) * F.log_softmax(reward,
                                                                                                                 0)).sum()
-                    loss = loss + batch.known[row, i] * error / 3
+                    loss = loss + 4 * batch.known[row, i] * error / 3
                 state = scaled(state + net.world.transition(both))
             total = total + batch.weight[row] * loss / 5
         assert out["loss"].item() == pytest.approx(total.item(), rel=1e-5)
@@ -178,7 +179,8 @@ def test_the_two_tasks_share_the_world_and_learn_each_its_own():
 def test_what_is_refused():
     model, prediction = networks()
     for make in (lambda: MuZeroModel(model, unroll=0), lambda: MuZeroModel(model, nodes=0), lambda: MuZero(prediction, n_step=0),
-                 lambda: MuZero(prediction, gamma=1.5), lambda: MuZero(prediction, value_weight=-1.0)):
+                 lambda: MuZero(prediction, gamma=1.5), lambda: MuZero(prediction, value_weight=-1.0),
+                 lambda: MuZeroModel(model, reward_weight=-1.0)):
         with pytest.raises(ValueError, match="expected a"):
             make()
     with pytest.raises(TypeError, match="LatentWorld: act is Box"):
