@@ -20,6 +20,8 @@ from parl_like.drivers.workers.processes import FORK_SERVER
 # A shell that starts a job in the background makes it ignore Ctrl-C, and the children with it; some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
+gc.disable()  # until all tests are collected: what is made there stays
+
 # Tests run beside others (`pytest -n`): each process has a folder of /dev/shm for itself, so that one sees nothing of another.
 MEMORY = tempfile.mkdtemp(prefix="parl-like-tests-", dir="/dev/shm") if os.path.isdir("/dev/shm") else ""
 if MEMORY:
@@ -94,6 +96,7 @@ def pytest_collection_finish():
     ones come less often; hypothesis has Python code called at each."""
     gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(10_000)
 
 

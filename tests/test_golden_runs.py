@@ -88,6 +88,14 @@ CLOCKED = re.compile(r"_s$")
 CLOCKED_IN_WORKERS = re.compile(r"_s$|/(predict|learn)/|iterations$|episodes_cut$")
 """Metrics that the clock decides: seconds, and how requests of workers meet."""
 RUNS = [(name, driver) for name, case in CASES.items() for driver in ("cooperative", *case.drivers)]
+RESUMED = {"dqn", "ppo", "hierarchy", "shared trunk", "thinker", "thinker, raw", "mbpo"}
+"""Robots whose like tests/robots/test_experiments.py resumes each time, or that take long: here they are resumed among the slow
+tests, as all with native loops are."""
+
+
+def seldom(name, driver):
+    """Whether a run is resumed among the slow tests alone."""
+    return driver == "cooperative" and name in RESUMED or CASES[name].native or (name, driver) == ("vector", "processes")
 
 
 # ------------------------------------------------------------------------------------------------------------ what is recorded
@@ -201,8 +209,8 @@ def built(name, driver, folder, seed, **more):
         return module.build(configs.resolve(module.Config, config, options))
 
 
-def run(name, driver, folder, **more):
-    """Records of a run that is saved in the middle, and of another robot that goes on from there."""
+def run(name, driver, folder, resumed=True, **more):
+    """Records of a run that is saved in the middle, and of another robot that goes on from there, or None."""
     half = CASES[name].half
     trace = Trace()
     local = [trace] if driver == "cooperative" else []
@@ -215,6 +223,8 @@ def run(name, driver, folder, **more):
         for task, one in robot.tasks.items():
             assert before[task] < one.algorithm.updates, f"task {task} learns in the second half"
         whole = record(robot, trace)
+    if not resumed:
+        return whole, None
     with built(name, driver, folder, 6, **more) as robot:
         robot.load(folder / "middle")
         robot.run(half, [middle] if driver == "cooperative" else [])
@@ -260,14 +270,16 @@ def alike(found, golden):
                                                                             strict=True))
 
 
-@pytest.mark.parametrize(("name", "driver"), RUNS, ids=map("-".join, RUNS))
-def test_a_run_and_one_that_is_resumed_give_what_the_file_holds(name, driver, golden, exact, tmp_path):
+@pytest.mark.parametrize(("resumed", "name", "driver"), [
+    *((False, *one) for one in RUNS if seldom(*one)),
+    *(pytest.param(True, *one, marks=[pytest.mark.slow] * seldom(*one)) for one in RUNS)])
+def test_a_run_and_one_that_is_resumed_give_what_the_file_holds(resumed, name, driver, golden, exact, tmp_path):
     if name.startswith("hierarchy"):
         pytest.importorskip("minigrid")
     if driver == "processes" and sys.platform != "linux":
         pytest.skip("workers are forked")
-    whole, resumed = run(name, driver, tmp_path)
-    assert resumed == whole, "a run that goes on from its middle"
+    whole, other = run(name, driver, tmp_path, resumed)
+    assert other == (whole if resumed else None), "a run that goes on from its middle"
     assert check(whole, golden["runs"][f"{name} {driver}"], exact) == {}
 
 
@@ -278,8 +290,8 @@ def test_on_policy_runs_of_workers_are_those_of_greenlets(golden):
     assert ppo[0]["trace"] == ppo[1]["trace"]
 
 
-@pytest.mark.parametrize("name", ["dqn", "ppo", "vector, off-policy", *(
-    pytest.param(name, marks=pytest.mark.slow) for name in ("sac", "prioritized", "mbpo"))])
+@pytest.mark.parametrize("name", ["dqn", *(
+    pytest.param(name, marks=pytest.mark.slow) for name in ("ppo", "vector, off-policy", "sac", "prioritized", "mbpo"))])
 def test_one_agent_in_a_thread_does_what_it_does_in_a_greenlet(name, tmp_path):
     """With nobody beside it no order is left to chance: neither of requests nor of updates."""
     (tmp_path / "threads").mkdir()
