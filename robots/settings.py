@@ -17,6 +17,7 @@ from functools import partial
 from importlib import import_module
 from os.path import commonprefix
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import gymnasium as gym
 import msgspec
@@ -365,11 +366,21 @@ def _all_plain(value: Any) -> bool:
     return is_plain(value) and all(map(is_plain, flat(value).values()))
 
 
+_KNOWN_HINTS: WeakKeyDictionary[types.FunctionType, dict[str, Any]] = WeakKeyDictionary()
+"""Annotations of constructors: their texts are compiled, and evaluated, each time that they are asked for."""
+
+
 def _hints(function: Any) -> dict[str, Any]:
+    ours = isinstance(function, types.FunctionType)
+    if ours and function in _KNOWN_HINTS:
+        return _KNOWN_HINTS[function]
     try:
-        return typing.get_type_hints(function, include_extras=True)
+        hints = typing.get_type_hints(function, include_extras=True)
     except (NameError, TypeError):  # a name that only the type checker knows
         return {}
+    if ours:
+        _KNOWN_HINTS[function] = hints
+    return hints
 
 
 def kind_of(hint: Any) -> ArgumentKind | None:

@@ -27,7 +27,7 @@ from torch import nn
 
 from parl_like.algorithms.games.solver import Solver
 from parl_like.data.buffers.reservoir import ReservoirBuffer
-from parl_like.data.rng import rng_state, set_rng_state
+from parl_like.data.rng import rng_state, set_rng_state, torch_seed
 from parl_like.envs.games.env import draw
 from parl_like.envs.games.game import CHANCE, TERMINAL, Game
 from parl_like.envs.games.game import State as Position
@@ -71,8 +71,7 @@ class DeepCFR(Solver):
         self._known: list[dict[str, list[float]]] = [{} for _ in range(game.n_players)]  # π by key, until a network changes
 
     def _network(self) -> nn.Sequential:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(int(self.rng.integers(2**31)))
+        with torch_seed(int(self.rng.integers(2**31))):
             return self._layers()
 
     def _layers(self) -> nn.Sequential:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +26,20 @@ class Borrowed:
     back."""
 
     begun = ended = 0
+
+
+@contextmanager
+def torch_seed(seed: int) -> Iterator[None]:
+    """Have torch's global generators draw from a seed within, such as initial values; the CPU's goes on afterwards as if nothing
+    had been drawn."""
+    import torch
+
+    with torch.random.fork_rng(devices=[]):
+        if torch.cuda.is_available():
+            torch.manual_seed(seed)
+        else:  # torch.manual_seed would keep each call, with its stack, for devices that are not there
+            torch.default_generator.manual_seed(seed)
+        yield
 
 
 def rng_state(generator: np.random.Generator) -> dict[str, str | int]:

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 
 from parl_like.data.extra_fields import policy_specs
+from parl_like.data.rng import torch_seed
 from parl_like.interfaces import Mode as Mode
 from parl_like.interfaces import RunPort
 from parl_like.learning.algorithm import Algorithm, Window
@@ -180,10 +181,9 @@ class ComputationTask:
             ContractError: the model does not offer what the algorithm calls. TypeError: the function gave no algorithm.
         """
         seed = np.random.SeedSequence(0) if seed is None else seed
-        algorithm_seed, torch_seed, numpy_seed = seed.generate_state(3)
+        initial, torch_draws, numpy_draws = seed.generate_state(3)
         if self._runner is None:
-            with torch.random.fork_rng(devices=[]):
-                torch.random.manual_seed(int(algorithm_seed))
+            with torch_seed(int(initial)):
                 try:
                     algorithm = self.source()  # type: ignore[operator]
                 except ContractError as error:
@@ -192,9 +192,9 @@ class ComputationTask:
                     raise TypeError(f"{self.owner()}: the algorithm function gave {type(algorithm).__name__}; expected an "
                                     "Algorithm")
                 self._adopt(algorithm)
-        self.algorithm.rng = np.random.default_rng(int(numpy_seed))
+        self.algorithm.rng = np.random.default_rng(int(numpy_draws))
         self.algorithm.torch_rng = torch.Generator(device=self.device)
-        self.algorithm.torch_rng.manual_seed(int(torch_seed))
+        self.algorithm.torch_rng.manual_seed(int(torch_draws))
 
     def _adopt(self, algorithm: Algorithm) -> None:
         if self.device.type == "cuda" and not torch.cuda.is_available():
