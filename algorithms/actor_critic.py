@@ -144,7 +144,7 @@ class ActorCritic(Algorithm):
         if self.keeps:
             out, value = self.model.evaluate(inputs.obs)
             # 0 is left for rows of which nothing was kept: those of actions that were not predicted here.
-            return {**out, "kept": {**out, "value": value, "updates": torch.full((len(value),), self.updates + 1)}}
+            return {**out, "kept": {**out, "value": value, "updates": torch.full(value.shape, self.updates + 1)}}
         out, state = self.model.policy(inputs.obs, inputs.get("state"))
         return {**out, "state": state} if state else out
 

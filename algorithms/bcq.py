@@ -199,7 +199,7 @@ class BCQ(PLAS):
     @gives("act")
     def predict(self, inputs: Batch) -> Mapping[str, Any]:
         model, obs = self.model, inputs.obs
-        n = len(obs)
+        n = obs.shape[0]
         acts = [model.perturbed(obs, model.decode(obs, code.expand(n, -1)), self.reach) for code in model.tries]
         best = torch.stack([model.q(obs, act)[0] for act in acts]).argmax(0)
         return {"mean": torch.stack(acts)[best, torch.arange(n, device=best.device)]}

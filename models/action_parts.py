@@ -87,6 +87,6 @@ class ActionParts(nn.Module):
             if size or own is None:
                 wanted.append(-float(size) if size else 0.98 * sum(map(math.log, nvec)))
                 continue
-            blocks = torch.split(legal(own.reshape(len(own), -1), nvec), nvec, -1)
+            blocks = torch.split(legal(own.reshape(own.shape[0], -1), nvec), nvec, -1)
             wanted.append(0.98 * float(sum(block.sum(-1).float().log().mean() for block in blocks)))
         return self.offsets.new_tensor(wanted, dtype=torch.float32)

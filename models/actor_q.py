@@ -132,14 +132,14 @@ class MLPActorQ(Model):
         features = self.perception(obs)
         native = self.natively("actor", features)
         flat = torch.tanh(self.head(self.body(features)) if native is None else native[0])
-        return flat.reshape(len(flat), *self.act_specs["act"].shape)
+        return flat.reshape(flat.shape[0], *self.act_specs["act"].shape)
 
     def critic_inputs(self, features: Tensor, act: Tensor | None) -> Tensor:
         """Return what the critics see, [N, size]."""
         if self.discrete:
             return features
         assert act is not None
-        return torch.cat([features, act.reshape(len(act), -1).to(features.dtype)], -1)  # those of a Box of float64 are float64
+        return torch.cat([features, act.reshape(act.shape[0], -1).to(features.dtype)], -1)  # of a Box of float64: float64
 
     def values(self, obs: Any, act: Tensor | None = None) -> Tensor:
         """Return the values of actions [N, …] in [−1, 1]: [critics, N, heads]; for Discrete of all actions: [critics, N, A,

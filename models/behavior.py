@@ -85,7 +85,7 @@ class MLPLatentActorQ(MLPActorQ):
     def decode(self, obs: Any, code: Tensor) -> Tensor:
         """The actions [N, *shape] of codes [N, latent]."""
         flat = torch.tanh(self.decoder(torch.cat([self.perception(obs), code], -1)))
-        return flat.reshape(len(flat), *self.act_specs["act"].shape)
+        return flat.reshape(flat.shape[0], *self.act_specs["act"].shape)
 
     def encode(self, obs: Any, act: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and log standard deviation, [N, latent] each, of the codes of actions."""

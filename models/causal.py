@@ -118,7 +118,7 @@ class CausalTransformer(Model):
         features, filled = self.perception(obs), state["filled"]
         full = filled == self.context
         at = torch.where(full, filled - 1, filled)
-        rows = torch.arange(len(at), device=at.device)
+        rows = torch.arange(at.shape[0], device=at.device)
         after = {"filled": at + 1, "earned": state["earned"]}
         for name, new in (("obs", features), ("act", 0.0), ("before", state["earned"])):
             part = state[name]
@@ -134,8 +134,8 @@ class CausalTransformer(Model):
             obs: [N, …]. state: The memory before. target: What an episode shall earn; divided by `scale` as all rewards are.
         """
         after = self.with_step(obs, state)
-        rows, at = torch.arange(len(after["filled"]), device=after["filled"].device), after["filled"] - 1
+        rows, at = torch.arange(after["filled"].shape[0], device=after["filled"].device), after["filled"] - 1
         out = self.actions((target - after["before"]) / scale, after["obs"], after["act"])[rows, at]
-        act = self.legal(out, obs).argmax(1) if self.discrete else out.reshape(len(out), *self.act_specs["act"].shape)
+        act = self.legal(out, obs).argmax(1) if self.discrete else out.reshape(out.shape[0], *self.act_specs["act"].shape)
         after["act"][rows, at] = self.numbers(act)
         return act, after

@@ -115,7 +115,7 @@ class MLPFractionQ(MLPImplicitQ):
     def edges_of(self, features: Tensor) -> Tensor:
         """Features [N, size], which learn nothing from it → fractions [N, points + 1]."""
         inner = torch.softmax(self.proposal(features.detach()), -1).cumsum(-1)[:, :-1]
-        return torch.cat([inner.new_zeros(len(inner), 1), inner.clamp(max=1.0), inner.new_ones(len(inner), 1)], -1)
+        return torch.cat([inner.new_zeros(inner.shape[0], 1), inner.clamp(max=1.0), inner.new_ones(inner.shape[0], 1)], -1)
 
     def edges(self, obs: Any) -> Tensor:
         return self.edges_of(self.features(obs))

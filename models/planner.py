@@ -64,7 +64,7 @@ class PlanningHead(MultiCategoricalHead):
             `logits` [N, A + 2], and `reset_logits` [N, 2], the reset head's own, also where it does not count.
         """
         primary, reset = torch.split(self.linear.forward(features), self.nvec, 1)
-        imagines = features.new_ones(len(features), 1, dtype=torch.bool) if mask is None else mask[:, None]
+        imagines = features.new_ones(features.shape[0], 1, dtype=torch.bool) if mask is None else mask[:, None]
         if self.imagined is not None:
             primary = torch.where(imagines, self.imagined.forward(features), primary)
         return {"logits": torch.cat([primary, torch.where(imagines, reset, self.never)], 1), "reset_logits": reset}

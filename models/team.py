@@ -81,7 +81,7 @@ class MLPTeamQ(Model):
     def q(self, obs: Any) -> Tensor:
         seen: Tensor = obs["obs"].float()
         if self.shared:
-            values = self.net(torch.cat([seen, self.who.expand(len(seen), -1, -1)], -1))
+            values = self.net(torch.cat([seen, self.who.expand(seen.shape[0], -1, -1)], -1))
         else:
             values = self.net.each(seen.transpose(0, 1)).transpose(0, 1)
         q: Tensor = values[:, self.real]

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from parl_like.envs.make import make_env as make_env
     from parl_like.lab.experiment import Experiment as Experiment
     from parl_like.lab.experiment import register as register
+    from parl_like.lab.policies.policy import Policy as Policy
     from parl_like.lab.runner import load_run as load_run
     from parl_like.learning.algorithm import Algorithm as Algorithm
     from parl_like.learning.algorithm import Window as Window
@@ -55,7 +56,8 @@ _HOMES = {
     "agents.vector_agent": ["VectorAgent"], "data.buffers.prioritized": ["PrioritizedReplayBuffer"],
     "data.buffers.replay_buffer": ["ReplayBuffer", "VectorReplayBuffer"], "data.experience": ["Experience"],
     "data.timestep": ["TimeStep"], "environment.hooks": ["Hook", "Stage"], "environment.stop_conditions": ["StopCondition"],
-    "envs.make": ["make_env"], "lab.experiment": ["Experiment", "register"], "lab.runner": ["load_run"],
+    "envs.make": ["make_env"], "lab.experiment": ["Experiment", "register"], "lab.policies.policy": ["Policy"],
+    "lab.runner": ["load_run"],
     "learning.algorithm": ["Algorithm", "Window"], "learning.factory": ["Shared", "create_algorithm_func"],
     "learning.layers": ["layers"], "learning.model": ["Model"], "learning.schedule": ["Linear"], "run.robot": ["Robot"],
     "tasks.batch_rule": ["BatchRule"], "tasks.task": ["ComputationTask"],

@@ -153,6 +153,19 @@ def _record(args: argparse.Namespace) -> None:
     _show(args, numbers, (f"{key:14} {_cell(value, '.6g')}" for key, value in numbers.items()))
 
 
+def _export(args: argparse.Namespace) -> None:
+    import msgspec
+
+    from parl_like.lab.policies import exporting
+
+    path, found = exporting.export(args.run, args.to, args.out, task=args.task, checkpoint=args.checkpoint, source=args.source,
+                                   overrides=args.overrides)
+    rows = [{"name": one.name, "shape": str(["N", *one.shape]), "dtype": one.dtype, "low": one.low, "high": one.high}
+            for one in (*found.observations, *found.state, *found.actions, *found.outputs)]
+    _show(args, {"path": str(path), **msgspec.to_builtins(found)},
+          [*_table(rows), f"in {path}; `parl_like.Policy.load({str(path)!r})` is a function of observations"])
+
+
 def _list(args: argparse.Namespace) -> None:
     if args.spaces:
         from parl_like.learning import action_spaces
@@ -460,6 +473,14 @@ VERBS = (
         _option("--seed", "of the environments (default: 2,000,000 + the run's)", type=_whole(0), metavar="N"),
         _option("--checkpoint", "latest, best, exact, or a step; default: latest", default="", metavar="WHICH"), SOURCE,
     )),
+    Verb("export", "write a trained run's policy, which then needs neither robot nor environment", _export, (
+        RUN, AGAIN,
+        _option("--to", "safetensors (default: weights, for parl_like.Policy) or onnx (a graph, for any runtime)",
+                choices=("safetensors", "onnx"), default="safetensors"),
+        _option("--out", "the directory to make (default: policies/RUN_KIND)", default="", metavar="DIR"),
+        _option("--task", "which task's answers, where several make the actions", default="", metavar="TASK"),
+        _checkpoint("latest"), BEST, SOURCE,
+    )),
     Verb("list", "list the experiments, and the runs in runs/", _list, (
         _option("--runs", "where runs are (default: runs)", default=RUNS_DIR, metavar="DIR"),
         _option("--spaces", "instead: which algorithm takes which actions, observations, masks, memory", action="store_true"),
@@ -534,7 +555,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if words and not words[0].startswith("-") and words[0] not in verbs:
         parser.error(unknown("verb", words[0], verbs))
     # argparse cannot take key=value words from behind an option, so they are taken out beforehand.
-    split = bool(words) and words[0] in ("train", "resume", "eval", "play", "record", "marks", "sweep")
+    split = bool(words) and words[0] in ("train", "resume", "eval", "play", "record", "export", "marks", "sweep")
     assignments = [word for word in words if split and _ASSIGNMENT.match(word)]
     args, unread = parser.parse_known_args([word for word in words if word not in assignments])
     if unread:

@@ -4,13 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import gymnasium as gym
 import numpy as np
 
 from parl_like.values.copying import fixed, read_only
 from parl_like.values.spec import Array, Spec, as_space, leaf_spaces, leaves, parts_of, specs_of
+
+
+class ActionMap(NamedTuple):
+    """The numbers by which an array of actions is mapped to the environment's, for whoever computes that elsewhere: a · `half` +
+    `middle`, rounded where `dtype` is of whole numbers, cut to [`low`, `high`]; or, of choices, + `shift`.
+
+    Attributes:
+        dtype, shape: Of one action of the environment. raw: The dtype in which real numbers are computed.
+        shift, middle, half, low, high: None: nothing is done.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    raw: np.dtype[Any]
+    shift: Array | None = None
+    middle: Array | None = None
+    half: Array | None = None
+    low: Array | None = None
+    high: Array | None = None
 
 
 class ActionCodec:
@@ -96,6 +115,11 @@ class ActionCodec:
             if name in out and out[name].dtype.kind == "f" and out[name].dtype.itemsize > dtype.itemsize:
                 out[name] = out[name].astype(dtype)
 
+    @property
+    def maps(self) -> dict[str, ActionMap]:
+        """Return the numbers of the map of each array, by flat name."""
+        return {name: part.numbers(part.spec(name)) for name, part in self._parts.items()}
+
     def env_columns(self, columns: Mapping[str, Array]) -> dict[str, Array]:
         """Return those of `columns` [N, …] that are arrays of a policy's actions, by flat name, as the environment takes them."""
         return {name: part.to_env(columns[name]) for name, part in self._parts.items() if name in columns}
@@ -171,6 +195,10 @@ class _Same:
             return list(read_only(made))
         return [read_only(made[i, ...]) for i in range(len(made))] if self._is_box else made.tolist()
 
+    def numbers(self, spec: Spec) -> ActionMap:
+        """Return what `to_env` computes with."""
+        return ActionMap(spec.dtype, spec.shape, spec.dtype)
+
     def spec(self, name: str) -> Spec:
         """Return the spec of the environment's array."""
         return specs_of(self.space, name)[name]
@@ -187,6 +215,9 @@ class _Choices(_Same):
 
     def to_env(self, act: Array) -> Array:
         return np.asarray(act.reshape(len(act), *self._shape) + self._start, self._dtype)
+
+    def numbers(self, spec: Spec) -> ActionMap:
+        return ActionMap(np.dtype(self._dtype), self._shape, np.dtype(np.int64), self._start)
 
     def to_policy(self, act: Array) -> Array:
         leading = act.shape[: act.ndim - len(self._shape)]
@@ -231,6 +262,11 @@ class _Bounded(_Same):
             return np.asarray(act, self._dtype)
         # Rounding may have passed the bounds.
         return np.clip(np.rint(act) if self._dtype.kind != "f" else act, self._low, self._high).astype(self._dtype)
+
+    def numbers(self, spec: Spec) -> ActionMap:
+        scale = (self._middle, self._half) if self._scaled else (None, None)
+        bounds = (self._low, self._high) if self._clips else (None, None)
+        return ActionMap(np.dtype(self._dtype), spec.shape, self._raw, None, *scale, *bounds)
 
     def to_policy(self, act: Array) -> Array:
         if self._scaled:

@@ -155,6 +155,7 @@ class NestedEpsilonGreedy(MultiEpsilonGreedy):
     settings = ("arrays",)
 
     def __init__(self, act: gym.Space[object], epsilon: float | Schedule | Sequence[float] = 0.1) -> None:
+        self.act_space = act
         self.arrays = tuple((name, tuple(nvec_of(space)), isinstance(space, gym.spaces.Discrete))
                             for name, space in leaf_spaces(act, "act"))
         super().__init__([n for _, nvec, _ in self.arrays for n in nvec], epsilon)
