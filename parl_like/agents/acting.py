@@ -192,15 +192,16 @@ class Acting:
 
     @property
     def memory(self) -> tuple[Array, ...]:
-        """A recurrent model's memory before the next prediction, and that of the explorer."""
-        return self.state if self.noise is None else (*self.state, *self.noise.memory)
+        """A recurrent model's memory before the next prediction, that of the explorer, and that of transforms."""
+        return (*self.state, *(() if self.noise is None else self.noise.memory), *self.transforms.memory)
 
     @memory.setter
     def memory(self, value: tuple[Array, ...]) -> None:
-        n = len(self.format.state)
+        n, of_transforms = len(self.format.state), len(value) - len(self.transforms.memory)
         self.state = value[:n]
         if self.noise is not None:
-            self.noise.memory = value[n:]
+            self.noise.memory = value[n:of_transforms]
+        self.transforms.memory = value[of_transforms:]
 
     def earning(self, store: Callable[..., None]) -> Callable[..., None]:
         """Return `store` of a helper whose model counts rewards in its memory: they count before the step is stored, which may

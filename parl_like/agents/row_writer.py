@@ -120,7 +120,7 @@ class RowWriter:
             raise type(error)(f"{self.context.agent}: {error}{ORDER}") from None
         self.acting.steps += n
         if self.acting.changes:  # for statistics of the rollout
-            self.acting.transforms.reward(np.asarray(rew) if mask is None else np.asarray(rew)[mask])
+            self.acting.transforms.reward(np.asarray(rew) if mask is None else np.asarray(rew)[mask], mask)
         return n, ended
 
     def policy_units(self, act: object) -> tuple[object, ...]:

@@ -26,6 +26,7 @@ from parl_like.data.transforms import (
     ObservationClip,
     ObservationNormalizer,
     ObservationTransform,
+    ReturnScaling,
     RewardClipping,
     RewardNormalizer,
     RewardScaling,
@@ -273,6 +274,61 @@ def test_reward_normalizer():
     np.testing.assert_allclose(replay(RewardNormalizer(subtract_mean=False), **both)["rew"] * np.sqrt(2), [1, 3, 3, 5])
     np.testing.assert_allclose(replay(RewardNormalizer(clip=1), **both)["rew"], [-1, 0, 0, 1])
     assert replay(RewardNormalizer(), rew=np.ones((2, 3), np.float32))["rew"].dtype == np.float32
+
+
+def test_return_scaling_worked_out_by_hand():
+    """Returns with γ = ½: environment 0: 4, 2 + 2 = 4, then a new episode: 2; environment 1: 0, 2, 1 + 3 = 4."""
+    chain = Transforms([ReturnScaling(gamma=0.5, clip=3)])
+    helper = chain.for_helper(2)
+    for env in range(2):
+        helper.begin(env)
+    for rew in ([4.0, 0.0], [2.0, 2.0]):
+        helper.reward(np.array(rew))
+    helper.begin(0)
+    helper.reward(np.array([2.0, 3.0]))
+    std = np.std([4, 0, 4, 2, 2, 4])
+    np.testing.assert_allclose(replay(chain, rew=[1.0, -2.0, 100.0])["rew"], [1 / std, -2 / std, 3], rtol=1e-12)
+    assert replay(chain, rew=np.ones(3, np.float32))["rew"].dtype == np.float32
+    before = chain.state_dict()
+    chain.for_helper(2, "test").reward(np.array([50.0, 0.0]))
+    np.testing.assert_equal(chain.state_dict(), before)
+
+
+@pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
+def test_return_scaling_is_that_of_running_statistics_over_all_steps(gamma):
+    """Four environments, some of which stand still at a step; against the definition."""
+    rng, chain = np.random.default_rng(0), Transforms([ReturnScaling(gamma, clip=None)])
+    helper, returns, seen = chain.for_helper(4), np.zeros(4), []
+    for _ in range(50):
+        for env in np.flatnonzero(rng.random(4) < 0.1):
+            helper.begin(int(env))
+            returns[env] = 0
+        mask, rew = rng.random(4) < 0.8, rng.normal(size=4)
+        helper.reward(rew[mask], mask)
+        returns[mask] = gamma * returns[mask] + rew[mask]
+        seen += returns[mask].tolist()
+        later = rng.normal(size=5)
+        np.testing.assert_allclose(replay(chain, rew=later)["rew"], later / np.std(seen), rtol=1e-9)
+
+
+def test_return_scaling_refuses():
+    for gamma in (-0.1, 1.5):
+        with pytest.raises(ValueError, match="gamma"):
+            ReturnScaling(gamma)
+    with pytest.raises(ValueError, match="1 numbers, one for each environment"):
+        Transforms([ReturnScaling()]).for_helper(1).reward(np.ones(2))
+
+
+def test_returns_of_open_episodes_are_memory():
+    chain = Transforms([RewardScaling(2.0), ReturnScaling(gamma=1.0)])
+    old, new = chain.for_helper(2), chain.for_helper(2)
+    old.reward(np.array([1.0, 3.0]))
+    kept = old.memory
+    old.reward(np.array([1.0, 1.0]))
+    assert [part.tolist() for part in kept] == [[2.0, 6.0]], "a copy"
+    new.memory = kept
+    new.reward(np.array([1.0, 1.0]))
+    assert new.memory[0].tolist() == old.memory[0].tolist() == [4.0, 8.0]
 
 
 # ---- A29: phases

@@ -9,7 +9,7 @@ from parl_like.data.transforms.chain import Identity, Source, Tier, Transform, T
 from parl_like.data.transforms.frames import FrameStacker
 from parl_like.data.transforms.hindsight import Hindsight, goal_reached
 from parl_like.data.transforms.moments import Moments
-from parl_like.data.transforms.normalize import ObservationNormalizer, RewardNormalizer
+from parl_like.data.transforms.normalize import ObservationNormalizer, ReturnScaling, RewardNormalizer
 from parl_like.data.transforms.scale import (
     FunctionalReward,
     FunctionalRewardTransformer,
@@ -25,7 +25,7 @@ from parl_like.data.transforms.scale import (
 
 __all__ = [
     "FrameStacker", "FunctionalReward", "FunctionalRewardTransformer", "Hindsight", "Identity", "ImageScale", "Moments",
-    "ObservationCast", "ObservationClip", "ObservationNormalizer", "ObservationTransform", "RewardClipping",
+    "ObservationCast", "ObservationClip", "ObservationNormalizer", "ObservationTransform", "ReturnScaling", "RewardClipping",
     "RewardNormalizer", "RewardScaling", "RewardShifting", "RewardTransform", "Source", "Tier", "Transform", "Transforms",
     "UntransformedTimeStep", "goal_reached",
 ]

@@ -36,6 +36,9 @@ WHY = {
     Tier.BUFFER: "what it reads from the buffer is raw, and must pass through the same row-wise transforms as the row itself",
 }
 
+UNSHOWN = ("update", "update_number", "moments", "mask")
+"""Attributes of transforms that are no arguments."""
+
 
 @dataclass
 class Source:
@@ -66,6 +69,8 @@ class Transform(Guarded):
         only_one: Name of the kind of which a chain has at most one; '': any number.
         behind: Rows before a sampled one that replay reads from the buffer.
         update: Whether its statistics may change now.
+        mask: Of a vector environment, [n_envs] bool, those whose rewards `reward` gets now; None: all.
+        memory: Arrays of the rollout that an open episode needs where it goes on, of shapes that stay. Default: none.
         update_number: Number of the update that rows are made ready for. What is counted comes into use when this number grows,
             so that all rows of an update are treated alike. None: at once.
     """
@@ -75,6 +80,14 @@ class Transform(Guarded):
     behind: int = 0
     update: bool = True
     update_number: int | None = None
+    mask: Array | None = None
+
+    @property
+    def memory(self) -> tuple[Array, ...]:
+        return ()
+
+    @memory.setter
+    def memory(self, value: tuple[Array, ...]) -> None: ...
 
     def space(self, space: gym.Space[object]) -> gym.Space[object]:
         """The observation space behind this transform, given the one before it. Raises ValueError where a field is missing or
@@ -116,7 +129,7 @@ class Transform(Guarded):
         """Takes over what `state_dict` gave. Raises ValueError where it has other fields, or another kind of moments."""
 
     def __repr__(self) -> str:
-        args = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in ("update", "update_number", "moments")}
+        args = {k: v for k, v in vars(self).items() if not k.startswith("_") and k not in UNSHOWN}
         shown = {k: getattr(v, "__name__", None) or repr(v) for k, v in args.items()}  # of a function not its address
         return f"{type(self).__name__}({', '.join(f'{k}={v}' for k, v in shown.items())})"
 
@@ -187,11 +200,23 @@ class Transforms:
             obs = transform.observe(obs)
         return obs
 
-    def reward(self, rew: Array) -> Array:
-        """Return the reward [N, …] as all transforms, one after the other, make it."""
+    def reward(self, rew: Array, mask: Array | None = None) -> Array:
+        """Return the reward [N, …] as all transforms, one after the other, make it; `mask`: as `Transform.mask`."""
         for transform in self._chain:
+            transform.mask = mask
             rew = transform.reward(rew)
         return rew
+
+    @property
+    def memory(self) -> tuple[Array, ...]:
+        """Return the `Transform.memory` of all, such as [n_envs] each."""
+        return tuple(part for transform in self._chain for part in transform.memory)
+
+    @memory.setter
+    def memory(self, value: tuple[Array, ...]) -> None:
+        for transform in self._chain:
+            n = len(transform.memory)
+            transform.memory, value = value[:n], value[n:]
 
     def replay(self, rows: Flat, source: Source) -> Flat:
         for transform in self._chain:

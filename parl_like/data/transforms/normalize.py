@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, Self
 
 import gymnasium as gym
 import numpy as np
@@ -105,7 +105,7 @@ class RewardNormalizer(_Normalizer, RewardTransform):
 
     def apply(self, rew: Array) -> Array:
         out = self.moments["rew"].normalize(rew, self.clip, self.subtract_mean)
-        return out.astype(rew.dtype if rew.dtype.kind == "f" else np.float64, copy=False)
+        return _like(rew, out)
 
     def reward(self, rew: Array) -> Array:
         self._learn("rollout", "rew", rew.ravel())
@@ -118,3 +118,68 @@ class RewardNormalizer(_Normalizer, RewardTransform):
                 real = (real.T & source.real).T
             self._learn("replay", "rew", rows["rew"][real])
         return super().replay(rows, source)
+
+
+class ReturnScaling(_Normalizer, RewardTransform):
+    """Rewards divided by the standard deviation of the discounted return so far, as implementations of PPO scale them.
+
+        R ← γ R + r at each step of an environment, from R = 0 where an episode begins;    r / std(R), cut to ± clip
+
+    Rewards keep their signs, and what they are worth beside each other. Where nobody acts, as with an `OfflineHelper`, nothing is
+    counted, and they stay as they are.
+
+    Args:
+        gamma: γ in [0, 1], best that of the algorithm.
+        clip: None: not at all.
+        moments: Which kind; its own numbers are not used.
+
+    Raises:
+        ValueError: γ is outside [0, 1]. On use: a step has several rewards.
+    """
+
+    def __init__(self, gamma: float = 0.99, clip: float | None = 10.0, moments: Moments | None = None) -> None:
+        self.gamma = gamma
+        self._set_up(("return",), clip, "rollout", moments)
+        if not 0 <= gamma <= 1:
+            raise self.error("gamma", "a number in [0, 1]", gamma)
+        self._returns = np.zeros(1)
+
+    def for_helper(self, n_envs: int) -> Self:
+        other = super().for_helper(n_envs)
+        other._returns = np.zeros(n_envs)
+        return other
+
+    @property
+    def memory(self) -> tuple[Array, ...]:
+        return (self._returns.copy(),)
+
+    @memory.setter
+    def memory(self, value: tuple[Array, ...]) -> None:
+        self._returns = np.array(value[0])
+
+    def begin(self, env_index: int) -> None:
+        self._returns[env_index] = 0.0
+
+    def apply(self, rew: Array) -> Array:
+        return _like(rew, self.moments["return"].normalize(rew, self.clip, center=False))
+
+    def reward(self, rew: Array) -> Array:
+        rows = np.ones(len(self._returns), bool) if self.mask is None else self.mask
+        if rew.size != rows.sum():
+            raise self.error("rew", f"{rows.sum()} numbers, one for each environment", rew.shape)
+        self._returns[rows] = self.gamma * self._returns[rows] + rew.ravel()
+        if self.update:
+            self.moments["return"].count(self._returns[rows])
+            if self.update_number is None:
+                self.moments["return"].renew(None)
+        return super().reward(rew)
+
+    def replay(self, rows: Flat, source: Source) -> Flat:
+        if self.update:  # what was counted until now, since no action depends on it
+            self.moments["return"].renew(self.update_number)
+        return super().replay(rows, source)
+
+
+def _like(rew: Array, out: Array) -> Array:
+    """Return float64 numbers made of rewards with the dtype of these, where that is a float."""
+    return out.astype(rew.dtype if rew.dtype.kind == "f" else np.float64, copy=False)
