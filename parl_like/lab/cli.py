@@ -98,7 +98,7 @@ def _train(args: argparse.Namespace) -> int:
         for name in waiting:
             recording.make(name, say=lambda line: print(line, file=args.stream, flush=True))
     return runner.train(chosen, resolved, command=args.words, stream=args.stream, debug=args.debug, report=args.report,
-                        timeline=args.timeline)
+                        timeline=args.timeline, sources=not args.no_snapshot)
 
 
 def _resume(args: argparse.Namespace) -> int:
@@ -109,18 +109,34 @@ def _resume(args: argparse.Namespace) -> int:
     from parl_like.lab import runner
 
     return runner.resume(run.path, args.overrides, which=args.checkpoint, command=args.words, stream=args.stream,
-                         debug=args.debug, report=args.report, source=args.source, timeline=args.timeline)
+                         debug=args.debug, report=args.report, source=args.source, timeline=args.timeline,
+                         sources=not args.no_snapshot)
 
 
-def _eval(args: argparse.Namespace) -> None:
+def _as_it_was(args: argparse.Namespace) -> int | None:
+    """Run the command by the sources of its run, where `--snapshot` asks for them, and return the exit code; None: go on here."""
+    if not (args.snapshot or args.trust):
+        return None
+    from parl_like.lab import snapshot
+    from parl_like.lab.runs import rundir
+
+    return snapshot.run_again(rundir.RunDir.open(args.run), args.words[1:], args.trust)
+
+
+def _eval(args: argparse.Namespace) -> int | None:
+    if (code := _as_it_was(args)) is not None:
+        return code
     from parl_like.lab import runner
 
     numbers = runner.evaluate(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, overrides=args.overrides,
                               source=args.source)
     _show(args, numbers, (f"{key:12} {_cell(value, '.6g')}" for key, value in numbers.items()))
+    return None
 
 
-def _play(args: argparse.Namespace) -> None:
+def _play(args: argparse.Namespace) -> int | None:
+    if (code := _as_it_was(args)) is not None:
+        return code
     from parl_like.lab import runner
 
     # Frames go into a file: pygame needs no window, and complains where there cannot be one.
@@ -129,6 +145,7 @@ def _play(args: argparse.Namespace) -> None:
     episodes = runner.play(args.run, episodes=args.episodes, seed=args.seed, which=args.checkpoint, max_steps=args.steps,
                            stream=args.stream, overrides=args.overrides, source=args.source)
     _show(args, episodes, (f"{episode['path']}  return {episode['return']:.4g}" for episode in episodes))
+    return None
 
 
 def _record(args: argparse.Namespace) -> None:
@@ -424,6 +441,10 @@ EXACT = _option("--exact", "the same as --checkpoint exact: the newest of the sc
                 action="store_const", const="exact")
 TIMELINE = _option("--timeline", "also write timeline.json in the run directory: what the robot does and when, for the page "
                                  "ui.perfetto.dev", action="store_true")
+NO_SNAPSHOT = _option("--no-snapshot", "do not keep the Python sources in the run directory", action="store_true")
+SNAPSHOT = (_option("--snapshot", "by the sources that the run was trained with, in a process of its own", action="store_true"),
+            _option("--trust", "the same where you have not run these sources yourself: their hash, as the refusal names it",
+                    default="", metavar="HASH"))
 SOURCE = _option("--from", "file or module that registers the run's experiment, where that is your own", dest="source",
                  default="", metavar="FILE")
 
@@ -445,23 +466,24 @@ VERBS = (
                 metavar="EXPERIMENT"),
         _words("configuration, e.g. total_steps=20000 seed=3 hidden=[64,64]"),
         _option("--config", "YAML file of configuration values; key=value words come before it", metavar="FILE"),
-        _option("--show-config", "print all that can be set, as it is, and stop", action="store_true"), TIMELINE,
+        _option("--show-config", "print all that can be set, as it is, and stop", action="store_true"), TIMELINE, NO_SNAPSHOT,
     )),
     Verb("resume", "continue a run from its last checkpoint", _resume, (
         RUN, _words("e.g. total_steps=40000"),
-        _checkpoint("newest", NEWEST), EXACT, SOURCE, TIMELINE,
+        _checkpoint("newest", NEWEST), EXACT, SOURCE, TIMELINE, NO_SNAPSHOT,
     )),
     Verb("eval", "evaluate a trained run without exploration", _eval, (
         RUN, AGAIN,
         _option("--episodes", f"how many; {AFTER}", type=_whole(1), default=0, metavar="N"),
         _option("--seed", f"of the environments; {AFTER}", type=_whole(0), metavar="N"), _checkpoint("latest"), BEST, SOURCE,
+        *SNAPSHOT,
     )),
     Verb("play", "record episodes of a trained run as GIF files; of a planning robot also its plans", _play, (
         RUN, AGAIN,
         _option("--episodes", "how many, each in a file (default: 1)", type=_whole(1), default=1, metavar="N"),
         _option("--seed", "of the environment (default: the run's)", type=_whole(0), metavar="N"),
         _option("--steps", "stop after so many env steps (default: at the end)", type=_whole(1), default=0, metavar="N"),
-        _checkpoint("latest"), BEST, SOURCE,
+        _checkpoint("latest"), BEST, SOURCE, *SNAPSHOT,
     )),
     Verb("record", "record episodes of a trained run, or what it has stored, as a data set to learn from", _record, (
         _option("run", "run directory; or the name of a data set that an experiment learns from", metavar="RUN"), AGAIN,

@@ -14,7 +14,7 @@ from parl_like.data.storage.safe_files import check_named
 from parl_like.data.storage.tree_encoding import EncodedComponent, refusal
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import foreign, sizes, user_experiments, yaml_text
+from parl_like.lab import foreign, sizes, snapshot, user_experiments, yaml_text
 from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.evaluations import evaluation_episodes, evaluation_seed
 from parl_like.lab.experiment import Experiment
@@ -40,7 +40,7 @@ MOST_EPISODES = 1_000
 
 
 def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence[str] = (), stream: TextIO | None = None,
-          debug: bool = False, report: Report | None = None, timeline: bool = False) -> int:
+          debug: bool = False, report: Report | None = None, timeline: bool = False, sources: bool = True) -> int:
     """Trains in a new run directory.
 
     Args:
@@ -49,6 +49,7 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
         stream: Where people read along, with tracebacks if `debug`; None: nowhere.
         report: Called at the end, however it came, with `run`, `state`, `exit_reason`, and what `result.json` holds.
         timeline: Write `timeline.json` in the run directory, see `parl_like.drivers.timeline.Timeline`.
+        sources: Keep the Python sources in the run directory, see `parl_like.lab.snapshot`.
 
     Returns:
         Exit code: 0 finished (solved or not), 1 failed, 3 stopped by SIGINT or SIGTERM after a clean save, 4 diverged a second
@@ -63,13 +64,15 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
         run = RunDir.create(experiment.name, configs.to_dict(config), command, _differs(experiment, config, robot),
                                experiments.source_of(experiment.name))
         stored.remember(run)
+        if sources:
+            snapshot.keep(run)
         with RunLock(run.path):
             return Session(experiment, config, run, stream, debug=debug, report=report, timeline=timeline).go(robot, None)
 
 
 def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *, which: str = "newest",
            command: Sequence[str] = (), stream: TextIO | None = None, debug: bool = False, report: Report | None = None,
-           source: str = "", timeline: bool = False) -> int:
+           source: str = "", timeline: bool = False, sources: bool = True) -> int:
     """Continues a run from a checkpoint, and returns an exit code as `train`.
 
     A stop by a signal saves at a moment that no schedule knows, and the run goes on from there, so no step is lost. But a save
@@ -83,7 +86,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *
             (`env=module:Id`).
         which: Checkpoint: `newest` (that no failure made), `exact` (see above), `latest`, `best`, or its step.
         source: `FILE.py` or `package.module` that registers its experiment, if the run may not have it imported by itself.
-        timeline: As for `train`; the file of an earlier process is kept.
+        timeline, sources: As for `train`; the files of an earlier process are kept.
 
     Raises:
         UsageError: no such run; its configuration does not fit its robot, or is not the one of the checkpoint; it is finished; it
@@ -121,6 +124,8 @@ def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *
             run.restarted(command, _differs(experiment, config, robot), experiments.source_of(experiment.name))
             run.save_config(configs.to_dict(config))
             stored.remember(run)
+            if sources:
+                snapshot.keep(run)
             return session.go(robot, loaded)
 
 

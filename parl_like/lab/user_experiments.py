@@ -220,9 +220,23 @@ MAX_RUNS = 10_000  # of which hashes are kept, the newest
 
 def remember_run(config: bytes) -> None:
     """The user runs this configuration, `config.yaml` of a run directory."""
-    marks = _marks("ran")
-    if (mark := hashlib.sha256(config).hexdigest()) not in marks:
-        _add("ran", mark, marks[-MAX_RUNS // 2 :] if len(marks) >= MAX_RUNS else [])
+    _keep("ran", hashlib.sha256(config).hexdigest())
+
+
+def remember_sources(digest: str) -> None:
+    """The user runs the sources of this hash (`parl_like.lab.snapshot`)."""
+    _keep("sources_ran", digest)
+
+
+def has_run_sources(digest: str) -> bool:
+    """Return whether the user has run the sources of this hash before."""
+    return digest in _marks("sources_ran")
+
+
+def _keep(kind: str, mark: str) -> None:
+    marks = _marks(kind)
+    if mark not in marks:
+        _add(kind, mark, marks[-MAX_RUNS // 2 :] if len(marks) >= MAX_RUNS else [])
 
 
 def has_run(config: bytes) -> bool:
@@ -262,7 +276,7 @@ def _mark(path: str, content: bytes) -> str:
 def _marks(kind: str) -> list[str]:
     """Hashes that are kept in the user's directory: of files `imported`, of configurations that the user `ran`."""
     with suppress(OSError, ValueError):
-        return read_named(_state() / kind, limit=MAX_BYTES).decode("ascii").split()
+        return read_named(state_folder() / kind, limit=MAX_BYTES).decode("ascii").split()
     return []
 
 
@@ -274,12 +288,13 @@ def _remember(path: str, content: bytes) -> None:
 def _add(kind: str, mark: str, instead: Sequence[str] = ()) -> None:
     """Adds a hash; `instead`: the others that stay."""
     with suppress(OSError):  # without it, later commands ask for what it stands for
-        _state().mkdir(mode=0o700, parents=True, exist_ok=True)
+        state_folder().mkdir(mode=0o700, parents=True, exist_ok=True)
         if instead:
-            replace_file(_state() / kind, "".join(f"{one}\n" for one in instead).encode("ascii"))
-        with open(_state() / kind, "a", encoding="ascii", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
+            replace_file(state_folder() / kind, "".join(f"{one}\n" for one in instead).encode("ascii"))
+        with open(state_folder() / kind, "a", encoding="ascii", opener=lambda path, flags: os.open(path, flags, 0o600)) as file:
             file.write(mark + "\n")
 
 
-def _state() -> Path:
+def state_folder() -> Path:
+    """Return the directory where the user's own hashes are kept; it may not be there yet."""
     return Path(os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")) / "parl_like"

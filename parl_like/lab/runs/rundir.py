@@ -6,6 +6,7 @@
       log.txt            for people; tracebacks go here
       metrics.csv        one row per report; a metric that appears later adds a column
       events.jsonl       what happened when: started, checkpoint, resumed, stopped …
+      sources/           the Python sources that the run was made by, see parl_like.lab.snapshot
       checkpoints/       of parl_like.lab.runs.checkpoint
       tb/ plots/ videos/ made when they are needed
       result.json        evaluation, verdict, trace hash, seconds
@@ -61,7 +62,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Times are ISO 8601 in UTC; `process_started` (of `lab.lock`) tells a pid from its reuse;
     `differs`: dotted key → value, where the configuration is not that of the experiment; `evaluated`: `step` and `score` of the
     last evaluation while training, `best_step` and `best` of the best one, if there was one; `source`: what had registered an
-    experiment of the user's."""
+    experiment of the user's; `sources`: the hash of those that it was made by, see `parl_like.lab.snapshot`."""
 
     name: str
     experiment: Name
@@ -78,6 +79,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     git: Git | None = None
     command: list[str] = []
     source: ExperimentSource | None = None
+    sources: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
 
 
 class Result(TypedDict, total=False):
@@ -123,6 +125,8 @@ class RunDir:
         made_with, git = versions(*PACKAGES), git_state()
         # Not every shell knows the ~ in `run_dir=~/run`.
         path = Path(os.path.expanduser(config["run_dir"]) or f"runs/{datetime.date.today()}_{experiment}_s{config['seed']}")
+        if what := _root(path):
+            raise RunError(f"run_dir {path} is the root of a {what}; give a directory in it: run_dir={path / 'run'}")
         try:
             if config["run_dir"]:
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -270,6 +274,14 @@ class RunDir:
     def _must_be_written(self) -> None:
         if left := self.outbox.flush():
             raise RunError(f"cannot write {', '.join(left)} in {self.path}; free space, or give another run_dir=")
+
+
+def _root(path: Path) -> str:
+    """Return what this directory is the root of; empty: it is no root."""
+    if os.path.ismount(path):
+        return "file system"
+    checkout = Path(__file__).resolve().parents[3]
+    return "repository" if os.path.lexists(path / ".git") or path.resolve() == checkout else ""
 
 
 def _decoded(text: bytes) -> Any:

@@ -1,0 +1,167 @@
+"""Snapshots of sources: a run is evaluated as it was made, only by sources that the user has run or trusts, from memory alone."""
+
+import io
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from gzip import compress
+
+import pytest
+
+from parl_like.lab import snapshot, user_experiments
+from parl_like.lab.cli import main
+from parl_like.lab.runs.rundir import RunDir, RunError
+from parl_like.lab.yaml_text import UsageError
+
+ROBOT = '''
+import sys
+import gymnasium as gym
+import numpy as np
+import parl_like
+from beside import REWARD
+from parl_like.robots.single import Config, build as build_one
+
+class Paid(gym.Env):
+    observation_space, action_space = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(2)
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return np.zeros(2, np.float32), {}
+    def step(self, act):
+        return np.zeros(2, np.float32), REWARD, True, False, {}
+
+def build(config):
+    return build_one(config, Paid)
+
+parl_like.register(parl_like.Experiment(name="paid", robot="own", config={"total_steps": 64, "n_agents": 2, "unroll": 8,
+    "minibatches": 1, "tensorboard": False, "eval_episodes": 1}), sys.modules[__name__])
+'''
+
+
+def command(*words, code=0, state="state"):
+    done = subprocess.run([sys.executable, "-m", "parl_like", *words], capture_output=True, text=True,
+                          env={**os.environ, "XDG_STATE_HOME": os.path.abspath(state)}, check=False)
+    assert done.returncode == code, done.stderr + done.stdout
+    return done.stdout if not code else done.stderr
+
+
+@pytest.mark.slow  # seven processes
+def test_a_changed_source_is_evaluated_as_it_was(tmp_path, monkeypatch):
+    """As ALF's: train, change a constant, evaluate both ways."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "robot.py").write_text(ROBOT)
+    (tmp_path / "beside.py").write_text("REWARD = 1.0\n")
+    command("train", "robot.py", "run_dir=run")
+    kept = json.loads((tmp_path / "run" / "run.json").read_text())["sources"]
+    file, = (tmp_path / "run" / "sources").iterdir()
+    assert file.name == f"{kept[:16]}.tar.gz" and file.stat().st_size < 1_000_000
+    files = snapshot.unpacked(file.read_bytes(), file)
+    assert {"robot.py", "beside.py", "parl_like/__init__.py", "parl_like/lab/cli.py", "parl_like/algorithms/ppo.py"} <= set(files)
+    assert files["beside.py"] == b"REWARD = 1.0\n" and "__main__.py" not in files
+
+    (tmp_path / "beside.py").write_text("REWARD = 3.0\n")
+    (tmp_path / "robot.py").write_text(ROBOT.replace('"unroll": 8', '"unroll":  8'))  # other bytes, so that it is another source
+
+    def evaluated(*more):
+        return json.loads(command("eval", "run", "--json", *more))["mean_return"]
+
+    assert evaluated("--from", "robot.py") == 3.0
+    assert evaluated("--snapshot") == 1.0
+    assert evaluated("--trust", kept) == 1.0
+
+    # somebody else, who has run nothing of it
+    said = command("eval", "run", "--snapshot", code=2, state="other")
+    assert "sources that you have not run" in said and f"--trust {kept}" in said
+    assert "sources that you have not run" in command("eval", "run", "--trust", "0" * 64, code=2, state="other")
+    assert set(os.listdir(tmp_path)) - {"__pycache__"} <= {"beside.py", "other", "robot.py", "run", "state"}
+
+
+def run_with(tmp_path, files, digest=None):
+    """A run directory with these packed sources, as somebody may have made it."""
+    config = {"run_dir": str(tmp_path / "run"), "seed": 0}
+    run = RunDir.create("ppo-cartpole", config)
+    data = files if isinstance(files, bytes) else snapshot.packed(files)
+    digest = digest or snapshot.hash_of(files)
+    run.update(sources=digest)
+    run.outbox.replace(f"sources/{digest[:16]}.tar.gz", data)
+    assert run.outbox.flush() == []
+    return run
+
+
+def test_the_project_itself_is_the_snapshot(tmp_path, capfd):
+    files = snapshot.imported()
+    files["parl_like/lab/cli.py"] += b"\ndef main(argv=None):\n    print('as it was', argv, __file__)\n    return 7\n"
+    run = run_with(tmp_path, files)
+    with pytest.raises(UsageError, match="sources that you have not run"):
+        snapshot.run_again(run, ["eval", "x"], "")
+    user_experiments.remember_sources(run.info().sources)
+    assert snapshot.run_again(run, ["eval", "x"], "") == 7
+    said = capfd.readouterr().out
+    assert f"as it was ['eval', 'x'] {run.path}/sources/" in said and "parl_like/lab/cli.py" in said
+
+
+def _tar(*entries):
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as tar:
+        for name, kind, text in entries:
+            entry = tarfile.TarInfo(name)
+            entry.type, entry.linkname, entry.size = kind, "/etc/passwd", len(text)
+            tar.addfile(entry, io.BytesIO(text))
+    return compress(out.getvalue())
+
+
+GOOD = ("a.py", tarfile.REGTYPE, b"x = 1\n")
+BAD = {
+    "no tar": (compress(b"x" * 2000), "no tar file"),
+    "no gzip": (b"x" * 100, "no tar file"),
+    "cut": (_tar(GOOD)[:-12], "fewer than it says|no tar file"),
+    "more behind": (_tar(GOOD) + b"more", "more bytes"),
+    "a bomb": (compress(bytes(80 << 20), 9), "more bytes"),
+    "a link": (_tar(("a.py", tarfile.SYMTYPE, b"")), "an entry 'a.py'"),
+    "a hard link": (_tar(("a.py", tarfile.LNKTYPE, b"")), "an entry 'a.py'"),
+    "a folder above": (_tar(("../a.py", tarfile.REGTYPE, b"")), "an entry '../a.py'"),
+    "an absolute name": (_tar(("/a.py", tarfile.REGTYPE, b"")), "an entry '/a.py'"),
+    "a device": (_tar(("a.py", tarfile.CHRTYPE, b"")), "an entry 'a.py'"),
+    "a library": (_tar(("a.so", tarfile.REGTYPE, b"")), "an entry 'a.so'"),
+    "a name twice": (_tar(GOOD, GOOD), "an entry 'a.py'"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_what_is_no_snapshot_is_refused(name):
+    data, said = BAD[name]
+    with pytest.raises(UsageError, match=said):
+        snapshot.unpacked(data, "file")
+
+
+def test_sources_that_are_not_those_of_their_hash_are_refused(tmp_path):
+    run = run_with(tmp_path, _tar(GOOD), "1" * 64)
+    user_experiments.remember_sources("1" * 64)
+    with pytest.raises(UsageError, match="expected sources with the hash 1111.*they were changed"):
+        snapshot.run_again(run, ["eval", "x"], "")
+    shutil.rmtree(run.path / "sources")
+    with pytest.raises(UsageError, match="not readable"):
+        snapshot.run_again(run, ["eval", "x"], "")
+    run.update(sources="")
+    with pytest.raises(UsageError, match="keeps no sources; it was trained with --no-snapshot"):
+        snapshot.run_again(run, ["eval", "x"], "")
+
+
+def test_equal_sources_are_packed_alike_and_none_are_kept_where_one_says_so(tmp_path, monkeypatch):
+    files = {"b.py": b"2", "a/__init__.py": b"1"}
+    assert snapshot.packed(files) == snapshot.packed(dict(reversed(files.items()))) and snapshot.unpacked(
+        snapshot.packed(files), "") == files
+    assert snapshot.hash_of(files) != snapshot.hash_of({**files, "b.py": b"3"}) != snapshot.hash_of({**files, "c.py": b"2"})
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "ppo-cartpole", "total_steps=64", "n_agents=2", "unroll=32", "tensorboard=false", "eval_episodes=1",
+                 "run_dir=run", "--no-snapshot"]) == 0
+    assert not (tmp_path / "run" / "sources").exists() and RunDir.open("run").info().sources == ""
+
+
+def test_the_root_of_a_file_system_or_of_a_repository_is_no_run_directory(tmp_path):
+    (tmp_path / "code" / ".git").mkdir(parents=True)
+    for path, what in (("/", "file system"), (tmp_path / "code", "repository"), ("/proc", "file system")):
+        with pytest.raises(RunError, match=f"is the root of a {what}; give a directory in it"):
+            RunDir.create("ppo-cartpole", {"run_dir": str(path), "seed": 0})
