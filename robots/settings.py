@@ -42,7 +42,8 @@ CATALOGUE: dict[str, Sequence[str]] = {
                                       "warm_start")),
     "Explorer": ("parl_like.learning.explorers",), "Transform": ("parl_like.data.transforms",),
     "ReplayBuffer": tuple(f"parl_like.data.buffers.{name}" for name in ("replay_buffer", "prioritized", "reservoir")),
-    "Wrapper": ("parl_like.envs.wrappers", "gymnasium.wrappers"), "Hook": ("parl_like.environment.hooks",),
+    "Wrapper": ("parl_like.envs.wrappers", "gymnasium.wrappers"),
+    "Hook": ("parl_like.environment.hooks", "parl_like.drivers.timeline", "parl_like.lab.following"),
 }
 """Kind of part → modules in which its classes are found by name."""
 
@@ -114,8 +115,8 @@ def named(kind: str, name: str) -> Any:
         raise ConfigError(f"Config: no {kind} {name!r}; what has this name is no class made from {kind}")
     if inside not in found:
         raise ConfigError(f"Config: {unknown(kind, name, found)}; one of your own is written module:Name")
-    if kind == "Wrapper" and (rule := foreign.rule()) is not None:
-        rule.check_wrapper(name, found[inside])
+    if kind in ("Wrapper", "Hook") and (rule := foreign.rule()) is not None:
+        rule.check_outward(name, found[inside])
     return found[inside]
 
 

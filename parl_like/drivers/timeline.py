@@ -222,6 +222,8 @@ class Timeline(Hook):
         ValueError: `seconds` is not above 0, or `max_bytes` is below 65,536.
     """
 
+    outward = True  # a stranger's run directory may not ask for it, see `parl_like.lab.foreign`
+
     def __init__(self, path: str | PathLike[str] = "timeline.json", seconds: float = 1.0, max_bytes: int = 64 << 20) -> None:
         if not 0 < seconds < 1e6 or max_bytes < 1 << 16:
             raise ValueError(f"Timeline: seconds is {seconds}, max_bytes is {max_bytes}; expected above 0, and at least 65536")

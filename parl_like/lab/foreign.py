@@ -76,12 +76,14 @@ class Foreign:
             if not free and not any(value == again and given.endswith(end) for given, again in self._given):
                 raise self._refusal(name, value, f"goes to the code of {id}")
 
-    def check_wrapper(self, name: str, wrapper: type) -> None:
-        """Raises ConfigError for a wrapper that has, or inherits, effects outside of the robot, if the user does not know it."""
-        outward = any(base.__name__ in OUTWARD and base.__module__.startswith("gymnasium.") for base in wrapper.__mro__)
+    def check_outward(self, name: str, part: type) -> None:
+        """Raises ConfigError for a wrapper or hook that has, or inherits, effects outside of the robot, if the user does not know
+        it."""
+        outward = getattr(part, "outward", False) or any(
+            base.__name__ in OUTWARD and base.__module__.startswith("gymnasium.") for base in part.__mro__)
         if outward and not self.ran and name not in self._typed:
             raise self._refusal(next((key for key, value in self._every.items() if value == name), ""), name,
-                                "would write files or open a window")
+                                "would write files or open a window, or send what it sees")
 
     def _refusal(self, key: str, value: object, what: str) -> ConfigError:
         name, in_list, _ = key.partition("[")

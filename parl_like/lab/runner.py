@@ -18,6 +18,7 @@ from parl_like.lab import foreign, sizes, snapshot, user_experiments, yaml_text
 from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.evaluations import evaluation_episodes, evaluation_seed
 from parl_like.lab.experiment import Experiment
+from parl_like.lab.following import followers_of
 from parl_like.lab.runs import stored
 from parl_like.lab.runs.checkpoint import Checkpoints, Loaded
 from parl_like.lab.runs.lock import RunLock
@@ -61,6 +62,8 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
     """
     with _robot(experiment, config) as robot:
         config = _complete(config, robot)
+        for follower in followers_of(robot):
+            follower.check()
         run = RunDir.create(experiment.name, configs.to_dict(config), command, _differs(experiment, config, robot),
                                experiments.source_of(experiment.name))
         stored.remember(run)
@@ -121,6 +124,8 @@ def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *
             with sizes.bounded(config):
                 _restore(robot, loaded)
             check_table(run)
+            for follower in followers_of(robot):
+                follower.check()
             run.restarted(command, _differs(experiment, config, robot), experiments.source_of(experiment.name))
             run.save_config(configs.to_dict(config))
             stored.remember(run)

@@ -6,6 +6,7 @@ import contextlib
 import logging
 import math
 import os
+import re
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -21,6 +22,7 @@ from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.display import Display
 from parl_like.lab.evaluations import Evaluations, evaluation_episodes, evaluation_seed
 from parl_like.lab.experiment import Experiment
+from parl_like.lab.following import Facts, Follower, followers_of
 from parl_like.lab.goal import Goal
 from parl_like.lab.progress import show
 from parl_like.lab.reports import plots
@@ -75,6 +77,7 @@ class Session:
         self.saved_step = self.last_row = -1
         self.result: Tree | None = None
         self.ended: tuple[State, str] = "running", ""
+        self.followers: list[Follower] = []
 
     def go(self, robot: Robot, loaded: Loaded | None) -> int:
         """Everything from the first line on the screen to the exit code. `loaded`: the checkpoint whose state the robot has."""
@@ -130,6 +133,11 @@ class Session:
 
             self.robot.pool.hooks.add(Timeline(run.path / "timeline.json"))
             self.display.say(f"timeline: {run.path}/timeline.json (a later one has a number), for the page ui.perfetto.dev")
+        self.followers = followers_of(self.robot)
+        for follower in self.followers:
+            self.display.say(f"{type(follower).__name__}: {follower.mode}")
+            name = f"{run.path.name}-{re.sub('[^0-9]', '', run.info().started)[:14]}"
+            follower.follow(Facts(run.path.name, name, configs.to_dict(config), run.path.absolute()))
         self._write_from(self.step())
         if loaded is None:
             run.event("started", pid=os.getpid())
@@ -299,7 +307,7 @@ class Session:
     def _note_evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
         score, best = numbers["score"], self.evaluations.best()[1]
         self.evaluations.add(step, score)
-        self.metrics.write(self._row(step) | {f"{metrics_files.EVALUATION}{key}": value for key, value in numbers.items()})
+        self._write(self._row(step) | {f"{metrics_files.EVALUATION}{key}": value for key, value in numbers.items()})
         if score > best:
             self.checkpoints.save_best(step, self.robot.acting_state(), self._meta(), score)
         self.run.event("evaluated", step=step, score=score)
@@ -324,7 +332,12 @@ class Session:
 
     def _write_row(self, step: int) -> None:
         self.last_row = step
-        self.metrics.write(self._row(step))
+        self._write(self._row(step))
+
+    def _write(self, row: Mapping[str, float]) -> None:
+        self.metrics.write(row)
+        for follower in self.followers:
+            follower.write(row)
 
     def _row(self, step: int) -> dict[str, float]:
         clock = {"step": step, "elapsed_s": round(self.seconds(), 3), "steps_per_s": self.display.steps_per_s()}
@@ -357,12 +370,17 @@ class Session:
 
     # ---- the ends
 
+    def _followed(self, state: State) -> None:
+        for follower in self.followers:
+            follower.close(state)
+
     def _end(self, state: State, reason: str) -> int:
         self.run.event(state, reason=reason, step=self.step())
         if left := self.run.outbox.flush(END_PATIENCE_S):
             raise OSError(f"the disk did not take {', '.join(left)} of {self.run.path}; free space, then resume")
         self.run.ended(state, reason)
         self.ended = state, reason
+        self._followed(state)
         if state == "stopped":
             self.display.close()
             self.display.say(f"stopped by {reason} at env step {self.step():,}; continue with `parl-like resume {self.run.path}`")
@@ -373,6 +391,7 @@ class Session:
         """Leaves what there is: the traceback in the log, the last metrics, and a checkpoint if one can be made."""
         reason = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {without_trace(error)}"
         self.ended = "failed", reason
+        self._followed("failed")
         log.error("%s\n%s", FAILED_LINE, "".join(traceback.format_exception(error)))
         there = f"; the traceback is in {self.run.log_file}"
         with contextlib.suppress(OSError, UsageError):  # a full disk must not hide what happened
