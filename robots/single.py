@@ -276,8 +276,8 @@ def _located(args: dict[str, Any]) -> tuple[float, float] | None:
     return None if known is None else known.reference
 
 
-RUN_OPTIONS = ("run_dir", "checkpoint_every", "keep_checkpoints", "metrics_every", "log_every_s", "eval_episodes",
-               "eval_every", "stop_score", "eval_score", "torch_threads", "tensorboard")
+RUN_OPTIONS = ("run_dir", "checkpoint_every", "checkpoint_buffers", "keep_checkpoints", "metrics_every", "log_every_s",
+               "eval_episodes", "eval_every", "stop_score", "eval_score", "torch_threads", "tensorboard")
 """Keys of a configuration that are about a run directory, of which there is none in `Robot.of`."""
 
 

@@ -42,7 +42,7 @@ class OffPolicyHelper(AgentHelper):
         ValueError: a number is below 1 (`warmup`, `random_steps`: below 0), or learning could never begin.
     """
 
-    learns = True
+    learns = refills = True
     size: int = fixed("the task's buffer has been made; build the helper with another")
     random_steps: int = fixed("the steps of its agents were counted out; assign `random_until`, or build the helper with another")
 

@@ -38,6 +38,7 @@ class OfflineHelper(OffPolicyHelper):
     """
 
     given_on = ("size", "batch_size")
+    refills = False
 
     def __init__(self, data: ReplayBuffer | str, *, batch_size: int = 64, in_order: bool | None = None, **options: Any) -> None:
         data = recorded_rows(data, batch_size, "OfflineHelper")

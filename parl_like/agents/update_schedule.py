@@ -20,12 +20,14 @@ class UpdateSchedule(Guarded):
         learns: Whether rows become training requests.
         sends_returns: Whether these are about candidates and their returns, in place of rows.
         sends_episodes: Whether the rows of a training request are whole episodes.
+        refills: Whether the buffer may be empty where a run goes on, for it holds rows that will be stored again.
         acts_in_step: Whether acting and learning must see the same statistics of transforms, where learning waits.
     """
 
     learns = False
     sends_returns = False
     sends_episodes = False
+    refills = False
     acts_in_step = False
 
     # ------------------------------------------------------------------------------------------- when the helper joins a task

@@ -63,6 +63,8 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         run_dir: Directory of the run; empty: `runs/<date>_<name>_s<seed>`.
         device: torch device of the tasks.
         checkpoint_every: Environment steps between two checkpoints; 0: only at the end.
+        checkpoint_buffers: Whether these have the rows of replay buffers, too; those that a signal asks for, and that of the end,
+            always have.
         keep_checkpoints: How many of the newest checkpoints stay on disk.
         metrics_every: Environment steps between two rows of `metrics.csv`. Steps, not seconds: two runs give the same rows.
         log_every_s: Seconds between two progress lines where the output is not a terminal.
@@ -86,6 +88,7 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     run_dir: str = ""
     device: Annotated[str, msgspec.Meta(min_length=1)] = "cpu"
     checkpoint_every: Annotated[int, msgspec.Meta(ge=0)] = 0
+    checkpoint_buffers: bool = True
     keep_checkpoints: Annotated[int, msgspec.Meta(ge=1)] = 5
     metrics_every: Annotated[int, msgspec.Meta(ge=1)] = 1_000
     log_every_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0

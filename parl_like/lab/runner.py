@@ -113,6 +113,8 @@ def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *
                 "equals one that was never interrupted")
         with _robot(experiment, config, session.checkpoints.size()) as robot:
             loaded = session.checkpoints.load(chosen, _expected_by(robot))
+            if not loaded.meta.buffers:
+                session.display.say(_without_buffers(loaded, which))
             stored.refuse_changes(loaded.meta.config, configs.to_dict(kept), f"{run.config_file} is not that of the checkpoint")
             finished, goal = run.info().state == "finished", config.stop_score
             if finished and goal is not None and any(score >= goal for _, score in evaluations(run)):
@@ -132,6 +134,15 @@ def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *
             if sources:
                 snapshot.keep(run)
             return session.go(robot, loaded)
+
+
+def _without_buffers(loaded: Loaded, which: str) -> str:
+    """Return what a checkpoint without the rows of replay buffers means for who resumes it. Raises UsageError where the resume
+    was to be exact."""
+    said = f"the checkpoint of step {loaded.meta.step:,} has no rows of replay buffers (checkpoint_buffers=false)"
+    if which == "exact":
+        raise UsageError(f"{said}, so no run from there equals one that was never interrupted; resume without --exact")
+    return f"{said}; they begin empty, and learning waits until they have as many as at the start"
 
 
 def describe(experiment: Experiment, config: ExperimentConfig) -> str:

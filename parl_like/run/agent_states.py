@@ -27,8 +27,9 @@ class States(Protocol):
     def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
         """Return the digest of every agent's trace, by the agent's index; `here` is what this process has seen of them."""
 
-    def state_dict(self) -> State:
-        """Return the state of every agent and buffer."""
+    def state_dict(self, buffers: bool = True) -> State:
+        """Return the state of every agent and buffer; `buffers` False: without the rows of those that may be empty where a run
+        goes on (`AgentHelper.refills`)."""
 
     def keys(self) -> set[str]:
         """Return the keys of `state_dict`."""
@@ -57,9 +58,9 @@ class AgentStates:
     def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
         return here
 
-    def state_dict(self) -> State:
-        buffers = {f"buffer.{name}": state_of(buffer) for name, buffer in self.buffers.items()}
-        return {**buffers, "agents": {str(agent.index): agent.state_dict() for agent in self.agents}}
+    def state_dict(self, buffers: bool = True) -> State:
+        kept = {f"buffer.{name}": state for name, state in buffer_states(self.agents, self.buffers, buffers).items()}
+        return {**kept, "agents": {str(agent.index): agent.state_dict() for agent in self.agents}}
 
     def keys(self) -> set[str]:
         return {"agents", *(f"buffer.{name}" for name in self.buffers)}
@@ -77,6 +78,12 @@ class AgentStates:
         for agent in self.agents:
             agent.load_state_dict(plain.entries(agents[str(agent.index)]))
             agent.needs_seed = True
+
+
+def buffer_states(agents: Sequence[Agent], buffers: Mapping[str, ReplayBuffer], rows: bool = True) -> dict[str, State]:
+    """Return task → the state of its buffer; `rows` False: without rows, where its helpers fill it again."""
+    refilled = {helper.name for agent in agents for helper in agent.helpers.values() if helper.refills}
+    return {name: state_of(buffer, rows or name not in refilled) for name, buffer in buffers.items()}
 
 
 def same_agents(there: list[str], here: Sequence[AgentPort]) -> None:

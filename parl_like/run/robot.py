@@ -448,9 +448,10 @@ class Robot(Counted):
         self.pool.lifecycle.cut()
         self.statistics.warn_of_cuts()
 
-    def state_dict(self) -> State:
-        """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first."""
-        return self._state.whole()
+    def state_dict(self, buffers: bool = True) -> State:
+        """Everything a resumed run needs, as arrays and JSON values; call `checkpoint_boundary` first. `buffers` False:
+        replay buffers begin empty then, which costs a warmup; recorded rows and reservoirs stay."""
+        return self._state.whole(buffers)
 
     def acting_state(self) -> State:
         """The part of `state_dict` that decides how the robot acts: tasks, statistics of transforms, and counters. It may be
@@ -465,10 +466,11 @@ class Robot(Counted):
         """
         self._state.load(state)
 
-    def save(self, path: str | Path) -> None:
-        """Writes a checkpoint directory, atomically, without code in it. Episodes restart, see `checkpoint_boundary`."""
+    def save(self, path: str | Path, *, buffers: bool = True) -> None:
+        """Writes a checkpoint directory, atomically, without code in it. Episodes restart, see `checkpoint_boundary`.
+        `buffers`: as of `state_dict`."""
         self.checkpoint_boundary()
-        write_archive(Path(path), self.state_dict())
+        write_archive(Path(path), self.state_dict(buffers))
 
     def request_save(self, path: str | Path) -> None:
         """`save` at the end of the running iteration, for hooks and agents, which cannot save at once: they would wait for

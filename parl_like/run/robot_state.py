@@ -79,9 +79,9 @@ class RobotState:
     def __init__(self, robot: RobotPort) -> None:
         self._robot = robot
 
-    def whole(self) -> State:
+    def whole(self, buffers: bool = True) -> State:
         """See `Robot.state_dict`."""
-        return {**self._robot.pool.driver.states.state_dict(), **self.acting()}
+        return {**self._robot.pool.driver.states.state_dict(buffers), **self.acting()}
 
     def acting(self) -> State:
         """See `Robot.acting_state`."""

@@ -253,7 +253,8 @@ def test_the_base_fields_and_their_defaults():
     defaults: dict[str, Any] = to_dict(ExperimentConfig())
     assert defaults == {"seed": 0, "total_steps": 100_000, "n_agents": 1, "driver": "cooperative", "workers": to_dict(Workers()),
                         "run_dir": "", "device": "cpu",
-                        "checkpoint_every": 0, "keep_checkpoints": 5, "metrics_every": 1_000, "log_every_s": 10.0,
+                        "checkpoint_every": 0, "checkpoint_buffers": True, "keep_checkpoints": 5,
+                        "metrics_every": 1_000, "log_every_s": 10.0,
                         "eval_episodes": 0, "eval_every": 0, "stop_score": None, "eval_score": "", "torch_threads": 1,
                         "tensorboard": True, "trace": False}
 

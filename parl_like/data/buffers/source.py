@@ -10,6 +10,7 @@ from parl_like.values import plain
 from parl_like.values.plain import State
 
 RECORDED = "recorded"
+EMPTY = "empty"
 
 
 @dataclass(frozen=True)
@@ -43,10 +44,12 @@ def source_of(buffer: ReplayBuffer) -> DirectoryRows | None:
     return source if isinstance(source, DirectoryRows) and source.written == buffer.written else None
 
 
-def state_of(buffer: ReplayBuffer) -> State:
-    """Return the state of a buffer; where its rows are those of a directory, without them."""
+def state_of(buffer: ReplayBuffer, rows: bool = True) -> State:
+    """Return the state of a buffer; where its rows are those of a directory, or `rows` is False, without them."""
     source = source_of(buffer)
-    return buffer.state_dict() if source is None else {RECORDED: source.state_dict(), "rng": rng_state(buffer.rng)}
+    if source is not None:
+        return {RECORDED: source.state_dict(), "rng": rng_state(buffer.rng)}
+    return buffer.state_dict() if rows else {EMPTY: True, "rng": rng_state(buffer.rng)}
 
 
 def load_state_of(buffer: ReplayBuffer, state: State, owner: str) -> None:
@@ -55,6 +58,11 @@ def load_state_of(buffer: ReplayBuffer, state: State, owner: str) -> None:
     Raises:
         ValueError: it does not fit, or the rows were read from a directory and are no longer, or not there, the same.
     """
+    if EMPTY in state:
+        buffer.reset()
+        buffer.source = None
+        set_rng_state(buffer.rng, state["rng"])
+        return
     if RECORDED not in state:
         buffer.load_state_dict(state)
         buffer.source = None

@@ -19,13 +19,13 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from parl_like.data.buffers.source import state_of
 from parl_like.drivers.frame_stream import FrameStream
 from parl_like.drivers.messages import Frames, Kind, Message, pack, pack_error, pack_state, unpack, unpack_state
 from parl_like.drivers.workers.shared_parameters import Parameters
 from parl_like.drivers.workers.shared_rows import Blocks
 from parl_like.drivers.workers.worker_agents import COUNTS, ROUNDS, Recipe, Request, WorkerPool
 from parl_like.learning.span import move_ends
+from parl_like.run.agent_states import buffer_states
 from parl_like.tasks.acting_copies import tensors_of
 from parl_like.tasks.training_queue import joined_rows
 from parl_like.values.agent_orders import AgentSignal
@@ -340,7 +340,7 @@ class Worker:
 
     def _state(self, message: Message) -> None:
         self._answer({"agents": {str(agent.index): agent.state_dict() for agent in self.pool.agents}, "trace": self._digests(),
-                      "buffers": {name: state_of(buffer) for name, buffer in self.pool.buffers.items()}})
+                      "buffers": buffer_states(self.pool.agents, self.pool.buffers, message.notes["buffers"])})
 
     def _load(self, message: Message) -> None:
         state = unpack_state(message.arrays)

@@ -61,8 +61,9 @@ class WorkerStates:
         if begun:
             self.load_state_dict(state)
 
-    def _ask(self, order: str, states: Sequence[object] | None = None) -> list[Any]:
-        """Return every worker's answer to an order, by the workers' numbers; `states` has one part for each of them."""
+    def _ask(self, order: str, states: Sequence[object] | None = None, **notes: object) -> list[Any]:
+        """Return every worker's answer to an order with these notes, by the workers' numbers; `states` has one part for each of
+        them."""
         self._connect()
         workers = self.supervisor.workers
         for worker in workers:
@@ -72,7 +73,7 @@ class WorkerStates:
             for worker in workers:
                 if worker.up and asked.get(worker) != worker.incarnation:  # again, where another has taken its place meanwhile
                     asked[worker] = worker.incarnation
-                    self.supervisor.order(order, [worker], None if states is None else pack_state(states[worker.number]))
+                    self.supervisor.order(order, [worker], None if states is None else pack_state(states[worker.number]), **notes)
             self._listen()
             self._pool.lifecycle.raise_error()
         return [worker.states.popleft() for worker in workers]
@@ -80,9 +81,9 @@ class WorkerStates:
     def digests(self, here: dict[int, bytes]) -> dict[int, bytes]:
         return {int(i): bytes.fromhex(d) for part in self._ask("trace") for i, d in part.items()}
 
-    def state_dict(self) -> State:
+    def state_dict(self, buffers: bool = True) -> State:
         """Return the state of every worker: 'agents', 'buffers', 'trace'."""
-        return {WORKERS: {str(number): state for number, state in enumerate(self._ask("state"))}}
+        return {WORKERS: {str(number): state for number, state in enumerate(self._ask("state", buffers=buffers))}}
 
     def keys(self) -> set[str]:
         return {WORKERS}

@@ -31,8 +31,8 @@ _ENTRY = re.compile(r"(?:\.replaced\.)?(\d{9,18})(?:\.[0-9a-f]{8})?")
 
 class Meta(msgspec.Struct, frozen=True):
     """The description of a checkpoint, inside it: step, score and parent of `Checkpoints.save`, and what the run added: seconds
-    of training so far, its complete configuration, whether it was saved at a step that no schedule knows, and whether a failure
-    was why."""
+    of training so far, its complete configuration, whether it was saved at a step that no schedule knows, whether a failure was
+    why, and whether it has the rows of replay buffers."""
 
     step: Annotated[int, msgspec.Meta(ge=0)]
     score: float | None = None
@@ -41,6 +41,7 @@ class Meta(msgspec.Struct, frozen=True):
     config: Tree = {}
     interrupted: bool = False
     failed: bool = False
+    buffers: bool = True
 
 
 class Loaded(NamedTuple):
@@ -174,6 +175,10 @@ class Checkpoints:
         if not found:
             return None
         return next((step for step, meta in found if not meta.interrupted), found[0][0]), found[0][0]
+
+    def has_rows(self) -> bool:
+        """Return whether the checkpoint of `exact` has the rows of replay buffers, without which no resume is exact."""
+        return next((meta.buffers for _, meta in self._made([]) if not meta.interrupted), True)
 
     def newest(self) -> int | None:
         """Step from which a run goes on: of the newest checkpoint that no failure made, where there is one."""

@@ -30,12 +30,13 @@ def train_to_the_end(name: str, seed: int, folder: Path, words: Sequence[str] = 
     """
     if is_finished(folder):
         return
-    go_on = Checkpoints(folder / "checkpoints").newest() is not None
+    checkpoints = Checkpoints(folder / "checkpoints")
+    go_on, exact = checkpoints.newest() is not None, ["--exact"] * checkpoints.has_rows()
     if not go_on and not is_under_way(folder):
         _move_aside(folder)
     again = ["--from", name] if {":", "."} & {*name} else []
     begin = ["train", name, f"run_dir={folder}", f"seed={seed}"]
-    command = ["resume", str(folder), "--exact", *again] if go_on else begin
+    command = ["resume", str(folder), *exact, *again] if go_on else begin
     if returned := (train or in_a_process)([*command, *words]):
         raise RunError(f"{folder}: exit code {returned}, see its log.txt")
 
