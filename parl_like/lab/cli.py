@@ -123,7 +123,16 @@ def _as_it_was(args: argparse.Namespace) -> int | None:
     return snapshot.run_again(rundir.RunDir.open(args.run), args.words[1:], args.trust)
 
 
+def _shipped(args: argparse.Namespace) -> None:
+    """Let RUN be a run directory of the policy that ships for an experiment, where `--pretrained` says that it names one."""
+    if args.pretrained:
+        from parl_like.lab import pretrained
+
+        args.run = str(pretrained.run_of(args.run))
+
+
 def _eval(args: argparse.Namespace) -> int | None:
+    _shipped(args)
     if (code := _as_it_was(args)) is not None:
         return code
     from parl_like.lab import runner
@@ -135,6 +144,7 @@ def _eval(args: argparse.Namespace) -> int | None:
 
 
 def _play(args: argparse.Namespace) -> int | None:
+    _shipped(args)
     if (code := _as_it_was(args)) is not None:
         return code
     from parl_like.lab import runner
@@ -175,6 +185,7 @@ def _export(args: argparse.Namespace) -> None:
 
     from parl_like.lab.policies import exporting
 
+    _shipped(args)
     path, found = exporting.export(args.run, args.to, args.out, task=args.task, checkpoint=args.checkpoint, source=args.source,
                                    overrides=args.overrides)
     rows = [{"name": one.name, "shape": str(["N", *one.shape]), "dtype": one.dtype, "low": one.low, "high": one.high}
@@ -252,6 +263,13 @@ def _diff(args: argparse.Namespace) -> None:
 
 
 def _marks(args: argparse.Namespace) -> None:
+    if args.keep:
+        from parl_like.lab import pretrained
+
+        kept = {name: pretrained.make(name, Path(args.runs), lambda line: print(line, file=args.stream, flush=True))
+                for name in args.names}
+        _show(args, kept, (f"{name}: score {one.score:.6g}, {len(one.files)} files" for name, one in kept.items()))
+        return
     from parl_like.lab.reports import marks
 
     found = marks.measure(args.names, args.seeds, args.overrides, file=Path(args.out), runs=Path(args.runs), jobs=args.jobs,
@@ -445,6 +463,8 @@ NO_SNAPSHOT = _option("--no-snapshot", "do not keep the Python sources in the ru
 SNAPSHOT = (_option("--snapshot", "by the sources that the run was trained with, in a process of its own", action="store_true"),
             _option("--trust", "the same where you have not run these sources yourself: their hash, as the refusal names it",
                     default="", metavar="HASH"))
+PRETRAINED = _option("--pretrained", "RUN is the name of an experiment whose trained policy ships: it is copied to "
+                                     "runs/pretrained/NAME", action="store_true")
 SOURCE = _option("--from", "file or module that registers the run's experiment, where that is your own", dest="source",
                  default="", metavar="FILE")
 
@@ -476,14 +496,14 @@ VERBS = (
         RUN, AGAIN,
         _option("--episodes", f"how many; {AFTER}", type=_whole(1), default=0, metavar="N"),
         _option("--seed", f"of the environments; {AFTER}", type=_whole(0), metavar="N"), _checkpoint("latest"), BEST, SOURCE,
-        *SNAPSHOT,
+        *SNAPSHOT, PRETRAINED,
     )),
     Verb("play", "record episodes of a trained run as GIF files; of a planning robot also its plans", _play, (
         RUN, AGAIN,
         _option("--episodes", "how many, each in a file (default: 1)", type=_whole(1), default=1, metavar="N"),
         _option("--seed", "of the environment (default: the run's)", type=_whole(0), metavar="N"),
         _option("--steps", "stop after so many env steps (default: at the end)", type=_whole(1), default=0, metavar="N"),
-        _checkpoint("latest"), BEST, SOURCE, *SNAPSHOT,
+        _checkpoint("latest"), BEST, SOURCE, *SNAPSHOT, PRETRAINED,
     )),
     Verb("record", "record episodes of a trained run, or what it has stored, as a data set to learn from", _record, (
         _option("run", "run directory; or the name of a data set that an experiment learns from", metavar="RUN"), AGAIN,
@@ -501,7 +521,7 @@ VERBS = (
                 choices=("safetensors", "onnx"), default="safetensors"),
         _option("--out", "the directory to make (default: policies/RUN_KIND)", default="", metavar="DIR"),
         _option("--task", "which task's answers, where several make the actions", default="", metavar="TASK"),
-        _checkpoint("latest"), BEST, SOURCE,
+        _checkpoint("latest"), BEST, SOURCE, PRETRAINED,
     )),
     Verb("list", "list the experiments, and the runs in runs/", _list, (
         _option("--runs", "where runs are (default: runs)", default=RUNS_DIR, metavar="DIR"),
@@ -529,6 +549,8 @@ VERBS = (
         _option("--out", "default: docs/marks.json; the table is written beside it, as .md", default="docs/marks.json",
                 metavar="FILE"),
         _option("--runs", "where the run directories are (default: runs/marks)", default="runs/marks", metavar="DIR"),
+        _option("--keep", "instead: train seed 0 alone, and keep its policy in robots/pretrained, for --pretrained",
+                action="store_true"),
     )),
     Verb("sweep", "train an experiment with many settings and seeds, and compare what they reach", _sweep, (
         _option("experiment", "as for train", metavar="EXPERIMENT"),

@@ -178,6 +178,7 @@ ALLOWED = {
     "lab/sweeps/sweep.py": "open", "lab/sweeps/tuning.py": "open",
     # a tar file in memory, which was read by `safe_files`; memory that is handed to a process
     "lab/snapshot.py": "open decompress", "lab/snapshot_importer.py": "open",
+    "lab/pretrained.py": "open rglob read_bytes",  # a run directory; what this process has just made
     # what the package itself consists of
     "lab/experiment.py": "glob",
     "lab/reports/marks.py": "open read_bytes iterdir rglob",
