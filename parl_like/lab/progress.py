@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, TextIO
 
+from parl_like.lab.notebook import UpdatingLine, in_notebook
 from parl_like.lab.screen import Screen, can_draw, size_of
 from parl_like.lab.text import cut, escaped, printer
 
@@ -57,20 +58,22 @@ class Progress:
 
     Args:
         title: Name of the run and what it is.
-        total_steps: Environment steps at which the run ends.
+        total_steps: Environment steps at which the run ends; infinity: nobody knows.
         start_step: Environment steps that are done already.
-        log_every_s: Seconds between two plain lines. On a terminal they go to the log only.
+        log_every_s: Seconds between two plain lines. On a terminal they go to the log only, and in a notebook there is one that
+            changes.
         stream: Where to show it; None: the log only.
         clock: Monotonic seconds.
     """
 
-    def __init__(self, title: str, total_steps: int, start_step: int, log_every_s: float, stream: TextIO | None,
+    def __init__(self, title: str, total_steps: float, start_step: int, log_every_s: float, stream: TextIO | None,
                  clock: Callable[[], float] = time.perf_counter) -> None:
         self.title, self.total_steps, self.log_every_s, self.stream, self.clock = title, total_steps, log_every_s, stream, clock
         self.started = self._next_table = self._next_sample = clock()
         self._recent = deque([(self.started, start_step)])
         self._next_line = self.started + log_every_s
         self._screen = Screen(stream) if stream is not None and can_draw(stream) else None
+        self._line = UpdatingLine(stream) if stream is not None and self._screen is None and in_notebook(stream) else None
 
     def tick(self, step: int, metrics: Callable[[], Mapping[str, float]]) -> None:
         """Called after every iteration; asks for the metrics only when it is time to show something."""
@@ -85,11 +88,14 @@ class Progress:
             self._next_line = time_now + self.log_every_s
             line = self.line(step, metrics())
             log.info(line)
-            if self._screen is None:
+            if self._screen is None and self._line is None:
                 show(self.stream, line)
-        if self._screen is not None and time_now >= self._next_table:
+        if time_now >= self._next_table:
             self._next_table = time_now + min(max(REFRESH_S[0], (time_now - self.started) / 100), REFRESH_S[1])
-            self._screen.draw(self.drawn(step, metrics(), self._screen.size()[0] - 1))
+            if self._screen is not None:
+                self._screen.draw(self.drawn(step, metrics(), self._screen.size()[0] - 1))
+            elif self._line is not None:
+                self._line.draw(self.line(step, metrics()))
 
     @property
     def draws(self) -> bool:
@@ -102,6 +108,8 @@ class Progress:
             text = wrapped(text, width_of(self.stream))
         if self._screen is not None:
             self._screen.above(text)
+        elif self._line is not None:
+            self._line.above(cut(text))
         else:
             show(self.stream, text)
 
@@ -129,9 +137,11 @@ class Progress:
         return " ".join([text, *end])
 
     def close(self) -> None:
-        if self._screen is not None:
-            self._screen.close()
-            self._screen = None
+        """End the table, or the line that changes; lines are shown as before."""
+        for drawing in (self._screen, self._line):
+            if drawing is not None:
+                drawing.close()
+        self._screen = self._line = None
 
     def drawn(self, step: int, metrics: Mapping[str, float], width: int) -> list[str]:
         """The table as lines of text."""
@@ -148,7 +158,8 @@ class Progress:
         from rich.text import Text
 
         table = Table.grid(padding=(0, 2))
-        speed = f"{step:,} of {self.total_steps:,} env steps, {_number(self.steps_per_s())}/s,"
+        of = f" of {self.total_steps:,}" if math.isfinite(self.total_steps) else ""
+        speed = f"{step:,}{of} env steps, {_number(self.steps_per_s())}/s,"
         times = f"{_time(self.clock() - self.started)} gone,", f"{_time(self.seconds_left(step))} left"
         rows = [("run", self.title.replace(", ", ",\0").split("\0")), ("steps", [speed, *times])]
         found = [(kind, label, [f"{name} {_number(value)}" for name, value in items]) for kind, label, items in rows_of(metrics)]
@@ -163,7 +174,7 @@ class Progress:
         for cells in [*lines(head, "  ")[: MAX_LINES - len(run) - 1], *run]:
             table.add_row(*map(Text, cells))
         size = min(40, room)
-        done = min(size * step // max(self.total_steps, 1), size)
+        done = min(int(size * step // max(self.total_steps, 1)), size)
         table.add_row("", "━" * done + "─" * (size - done))
         for row in tail:
             for cells in lines([row], "  ")[: None if row[0] == "counts" else 1]:  # of a queue what fits a line

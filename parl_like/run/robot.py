@@ -209,7 +209,7 @@ class Robot(Counted):
 
     # ------------------------------------------------------------------------------------------------------------- running
 
-    def run(self, stop: StopCondition | int | None = None, hooks: Hook | Iterable[Hook] = ()) -> None:
+    def run(self, stop: StopCondition | int | None = None, hooks: Hook | Iterable[Hook] = (), *, progress: bool = False) -> None:
         """Runs until `stop` says so, or for that many environment steps; without it, until interrupted.
 
         At the end the agents wait where they are, in the middle of their episodes, and go on there in the next run: `run(40)`
@@ -222,6 +222,8 @@ class Robot(Counted):
 
         Args:
             hooks: Those that were not hooks of the run before hear PRE_EPISODE of the episodes that go on.
+            progress: Show how far it is: a live table on a terminal, a line that changes in a notebook, else a line every ten
+                seconds.
 
         Raises:
             TypeError: `stop` is no number of steps and no StopCondition.
@@ -232,7 +234,8 @@ class Robot(Counted):
         if stop is not None and not isinstance(stop, StopCondition):
             raise TypeError(f"Robot.run: stop is {stop!r}; expected a number of steps or a StopCondition, e.g. "
                             "StopAfterSteps(1000) of parl_like.environment.stop_conditions")
-        self._loop.run(stop, hooks_of(hooks))
+        shown = [import_module("parl_like.lab.progress_hook").ProgressHook(stop)] if progress else []
+        self._loop.run(stop, [*hooks_of(hooks), *shown])
 
     def tell_idle(self) -> None:
         """A warning for each task that never learned."""
