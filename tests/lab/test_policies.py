@@ -1,5 +1,6 @@
 """Exported policies: they act as the robot does, remember as it does, and what is not exactly what was written is refused."""
 
+import inspect
 import json
 import re
 import shutil
@@ -17,11 +18,14 @@ from parl_like import Agent, AgentHelper, ComputationTask, Policy, Robot, create
 from parl_like.algorithms import A2C, DQN
 from parl_like.data.storage.archive import read_archive, write_archive
 from parl_like.data.storage.tree_encoding import ArchiveError
+from parl_like.data.transforms import FunctionalReward, ObservationNormalizer
 from parl_like.lab.cli import main
 from parl_like.lab.policies.exporting import write
-from parl_like.lab.policies.parts import NotExported
+from parl_like.lab.policies.parts import NotExported, built, described
 from parl_like.lab.recording import played_by
-from parl_like.learning.explorers import EpsilonGreedy
+from parl_like.learning import explorers
+from parl_like.learning.explorers import EpsilonGreedy, Explorer
+from parl_like.learning.schedule import Linear
 from parl_like.models import MLPQ
 from parl_like.values.spec import SpecError, leaves
 
@@ -184,6 +188,35 @@ def test_an_explorer_with_a_rule_of_its_own_is_no_graph(tmp_path):
             write(robot, tmp_path / "policy", "onnx")
         write(robot, tmp_path / "policy")
         acts_as(robot, Policy.load(tmp_path / "policy"))
+
+
+ARGS = {"n": 3, "nvec": [2, 3], "shape": (2,), "features": 4, "best": explorers.EpsilonGreedy(0.2),
+        "act": gym.spaces.Dict({"a": gym.spaces.Discrete(2), "b": gym.spaces.MultiBinary(2)}),
+        "parts": {"a": explorers.Categorical(), "b": explorers.Beta(2)}}
+EXPLORERS = [name for name in explorers.__all__ if inspect.isclass(one := getattr(explorers, name)) and issubclass(one, Explorer)]
+
+
+@pytest.mark.parametrize("name", EXPLORERS)
+def test_every_explorer_can_be_written_and_built_again(name):
+    kind = getattr(explorers, name)
+    needed = [key for key, one in inspect.signature(kind).parameters.items() if one.default is one.empty]
+    explorer = kind(**{key: ARGS[key] for key in needed})
+    again = built(described(explorer, Explorer, "it"), Explorer, "file")
+    assert type(again) is kind and repr(again.kind()) == repr(explorer.kind()) and again.noise == explorer.noise
+
+
+def test_transforms_of_rewards_are_no_part_of_a_policy(tmp_path):
+    wide = [ObservationNormalizer(), FunctionalReward(lambda rew: 2 * rew)]
+    few = {"n_agents": 1, "unroll": 8, "minibatches": 1}
+    with Robot.of("PPO", lambda: Steps(NUMBERS, gym.spaces.Discrete(3)), transforms=wide, **few) as robot:
+        robot.run(32)
+        write(robot, tmp_path / "policy")
+        acts_as(robot, Policy.load(tmp_path / "policy"))
+
+
+def test_schedules_of_explorers_stand_still_where_the_run_is():
+    tree = described(EpsilonGreedy(Linear(1.0, 0.0, 100)), Explorer, "it", 25)
+    assert built(tree, Explorer, "file").epsilon == 0.75
 
 
 def test_observations_that_do_not_fit_are_refused(tmp_path):

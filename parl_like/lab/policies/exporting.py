@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import gymnasium as gym
 
 from parl_like.data.storage.tree_encoding import versions
-from parl_like.data.transforms import Transforms
+from parl_like.data.transforms import Transform, Transforms
 from parl_like.environment.factory import make_one
 from parl_like.lab import runner
 from parl_like.lab.policies import policy_files
@@ -125,7 +125,9 @@ def acting_part(robot: Robot, name: str = "") -> ActingPart:
     task, explorer = robot.tasks[helper.name], robot.wrappers[helper.name].predictions.explorer
     if task.algorithm.model.act_space is None or not _acts_in(task, explorer):
         raise NotExported(f"task {task.name!r} predicts {', '.join(task.output_shapes)} and no action")
-    transforms, obs = robot.transforms[helper.name], task.algorithm.model.obs_space
+    # Without those of rewards and of replay, for a policy has neither.
+    transforms = Transforms(one for one in robot.transforms[helper.name] if type(one).observe is not Transform.observe)
+    obs = task.algorithm.model.obs_space
     if len(transforms):
         given: Any = helper.options.obs_space or helper.acting.context.env_space
         if given is None:

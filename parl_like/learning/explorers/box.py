@@ -177,7 +177,7 @@ class GSDE(Gaussian):
         super().__init__(shape, log_prob)
         if period is not None and period < 1:
             raise ValueError(f"GSDE: period is {period}; expected at least 1")
-        self.period, self.size = period, (features, math.prod(self.shape))
+        self.period, self.features, self.size = period, features, (features, math.prod(self.shape))
         self.noise = self.kept = Spec("noise", self.size, np.dtype(np.float32))
 
     def begin(self, rng: np.random.Generator, n: int) -> Array:
