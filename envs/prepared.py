@@ -21,6 +21,7 @@ from parl_like.envs.joint import Joint
 from parl_like.envs.make import adapt
 from parl_like.values.env_ids import package_of
 from parl_like.values.errors import nearest, unknown
+from parl_like.values.limits import check_array
 
 DQN = {"size": 84, "grey": True, "clip_reward": 1.0}
 """Options of `Atari` that are not as Thinker has them but as Mnih et al. 2015 do: 4 frames [84, 84] in one observation."""
@@ -41,39 +42,71 @@ def whole_games(id: str) -> dict[str, Any]:
     return dict(WHOLE_GAMES) if package is not None and package.prepared == "atari" and named_by(id) else {}
 
 
+WORDS = """a after and at avoid ball behind blue box door end fetch find from front get go goal green grey hallway in key lava
+left matching must near next object of on open opening pick purple put reach red right room rooms square the then to traverse
+unlock up use yellow you your""".split()
+"""The words of missions in MiniGrid and BabyAI; the code of one is its place here, from 1 on."""
+
+
+def word_codes(mission: str, n: int) -> list[int]:
+    """Return the codes of a mission's words, and zeros up to `n`.
+
+    Raises:
+        ValueError: it has more words, or one that is not in WORDS.
+    """
+    words = re.findall(r"[a-z]+", mission.lower())
+    if strange := [word for word in words if word not in WORDS]:
+        raise ValueError(f"the mission {mission!r} has the word {strange[0]!r}; expected those of parl_like.envs.prepared.WORDS")
+    if len(words) > n:
+        raise ValueError(f"the mission {mission!r} has {len(words)} words, and words={n}; give words={len(words)} or more")
+    return [WORDS.index(word) + 1 for word in words] + [0] * (n - len(words))
+
+
 class GridView(gym.ObservationWrapper[Any, Any, Any], gym.utils.RecordConstructorArgs):
     """A MiniGrid world as numbers: what it observes but texts, as [H, W, 3] uint8 with the largest code that there is as bound,
     by which networks divide.
 
     Args:
         env: With an observation `image` of codes (object, colour, state).
+        words: Of `mission`, which is told by so many codes of words, in their order; 0: it is left out.
+
+    Raises:
+        ValueError: there is no mission to tell; in reset and step: it has more words.
     """
 
-    def __init__(self, env: gym.Env[Any, Any]) -> None:
-        gym.utils.RecordConstructorArgs.__init__(self)
+    def __init__(self, env: gym.Env[Any, Any], words: int = 0) -> None:
+        gym.utils.RecordConstructorArgs.__init__(self, words=words)
         super().__init__(env)
+        if words < 0 or words and "mission" not in env.observation_space.spaces:  # type: ignore[attr-defined]
+            raise ValueError(f"GridView: words is {words}, observations {env.observation_space}; expected at least 0, and a "
+                             "mission to tell")
+        check_array(f"GridView: words is {words}", words, len(WORDS) + 1, dtype=np.float32)
         codes = import_module("minigrid.core.constants")
         largest = max(max(table.values()) for table in (codes.OBJECT_TO_IDX, codes.COLOR_TO_IDX, codes.STATE_TO_IDX))
         seen: Any = env.observation_space
         image = seen["image"]
         kept = {name: space for name, space in seen.spaces.items() if not _is_text(space)}
         self.observation_space = gym.spaces.Dict({**kept, "image": gym.spaces.Box(0, largest, image.shape, np.uint8)})
-        self.kept = tuple(kept)
+        self.kept, self.words = tuple(kept), words
+        if words:
+            self.observation_space = gym.spaces.Dict({**self.observation_space.spaces,
+                                                      "mission": gym.spaces.MultiDiscrete([len(WORDS) + 1] * words)})
 
     def observation(self, observation: Any) -> Any:
-        return {name: observation[name] for name in self.kept}
+        seen = {name: observation[name] for name in self.kept}
+        return seen | {"mission": np.array(word_codes(observation["mission"], self.words))} if self.words else seen
 
 
 def _is_text(space: gym.Space[Any]) -> bool:
     return isinstance(space, gym.spaces.Text) or np.dtype(space.dtype or object).kind in "OUS" and not space.shape
 
 
-def minigrid(id: str, **options: Any) -> gym.Env[Any, Any]:
-    """A world of MiniGrid's or BabyAI's in `GridView`; the text `mission` is left out. One that observes no Dict stays as it
-    is."""
+def minigrid(id: str, *, words: int = 0, **options: Any) -> gym.Env[Any, Any]:
+    """A world of MiniGrid's or BabyAI's in `GridView`; the text `mission` is left out, or told in `words` codes. One that
+    observes no Dict stays as it is."""
     env = gym.make(id, **options)
     seen = env.observation_space
-    return GridView(env) if isinstance(seen, gym.spaces.Dict) and "image" in seen.spaces else env
+    return GridView(env, words) if isinstance(seen, gym.spaces.Dict) and "image" in seen.spaces else env
 
 
 def minatar(id: str, **options: Any) -> gym.Env[Any, Any]:

@@ -17,6 +17,7 @@ from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.factory import create_algorithm_func
 from parl_like.learning.span import Span
 from parl_like.models.tabular import OptionTable
+from parl_like.robots.following import FollowingAgent
 from parl_like.robots.settings import Parts
 from parl_like.robots.spaces import Env, EvalEnv, PartsConfig, check_eval_env, env_of, made_anew, probed, robot_with
 from parl_like.run.robot import Robot
@@ -34,7 +35,7 @@ class Config(PartsConfig, frozen=True, kw_only=True):
     eval_env: EvalEnv | None = None
 
 
-class OptionAgent(Agent):
+class OptionAgent(FollowingAgent):
     """Follows an option of task "RL" until that ends, and chooses the next. A row's action is (option, action).
 
     Attributes:
@@ -42,26 +43,24 @@ class OptionAgent(Agent):
     """
 
     option = 0
+    _begins = True
 
     def caption(self) -> str:
         return f"option {self.option}"
+
+    def begin(self) -> None:
+        self._begins = True
 
     def drawn(self, chances: Any) -> int:
         """Return a number drawn with these probabilities."""
         return min(int(np.searchsorted(np.cumsum(chances), self.rng.random(), side="right")), len(chances) - 1)
 
-    def run_one_episode(self) -> None:
-        helper, step = self.helpers["RL"], self.env.step
-        obs, _ = self.env.reset()
-        begins, done = True, False
-        while not done:
-            known = helper.predict(obs)
-            if begins or self.rng.random() < known["end"][self.option]:
-                self.option = self.drawn(known["choice"])
-            act = self.drawn(known["policy"][self.option])
-            obs_next, rew, terminated, truncated, info = step(act)
-            helper.store(obs, np.array([self.option, act]), rew, obs_next, terminated, truncated, info)
-            obs, begins, done = obs_next, False, terminated or truncated
+    def choose(self, seen: Any) -> tuple[int, Any]:
+        known = self.helpers["RL"].predict(seen)
+        if self._begins or self.rng.random() < known["end"][self.option]:
+            self.option, self._begins = self.drawn(known["choice"]), False
+        act = self.drawn(known["policy"][self.option])
+        return act, np.array([self.option, act])
 
 
 def minus_length(robot: Robot, episodes: Any) -> float:

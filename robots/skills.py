@@ -22,6 +22,7 @@ from parl_like.learning.span import Span
 from parl_like.models.actor_q import MLPActorQ
 from parl_like.models.heads import mask_key
 from parl_like.models.skills import SkillClassifier
+from parl_like.robots.following import FollowingAgent
 from parl_like.robots.settings import Parts, optimiser_steps
 from parl_like.robots.spaces import Env, PartsConfig, Positive, env_of, made_anew, probed, robot_with
 from parl_like.run.robot import Robot
@@ -41,7 +42,7 @@ class Config(PartsConfig, frozen=True, kw_only=True):
     env: Env = Env(id="Plane-v0")
 
 
-class SkillAgent(Agent):
+class SkillAgent(FollowingAgent):
     """Follows one skill in each episode, drawn evenly; observations of its tasks are {obs, skill}.
 
     Attributes:
@@ -53,18 +54,12 @@ class SkillAgent(Agent):
     def caption(self) -> str:
         return f"skill {self.skill}"
 
-    def run_one_episode(self) -> None:
-        helpers = list(self.helpers.values())
-        self.skill = int(self.rng.integers(helpers[0].model.obs_space["skill"].n))
-        obs, _ = self.env.reset()
-        seen, done = {"obs": obs, "skill": self.skill}, False
-        while not done:
-            act = helpers[0].predict(seen)
-            obs, rew, terminated, truncated, info = self.env.step(act)
-            after = {"obs": obs, "skill": self.skill}
-            for helper in helpers:
-                helper.store(seen, act, rew, after, terminated, truncated, info)
-            seen, done = after, terminated or truncated
+    def begin(self) -> None:
+        first = next(iter(self.helpers.values()))
+        self.skill = int(self.rng.integers(first.model.obs_space["skill"].n))
+
+    def shown(self, obs: Any) -> dict[str, Any]:
+        return {"obs": obs, "skill": self.skill}
 
 
 def accuracy(robot: Robot, episodes: object) -> float:

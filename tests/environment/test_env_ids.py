@@ -287,3 +287,30 @@ def test_a_mujoco_id_is_learned_from():
     with Robot.of("SAC", "HalfCheetah-v5", seed=0, warmup=100, batch_size=8, hidden=[16]) as robot:
         robot.run(200)
         assert robot.tasks["RL"].learns > 50
+
+
+def test_the_mission_of_a_grid_world_is_told_in_codes_of_its_words():
+    pytest.importorskip("minigrid")
+    from parl_like.envs.prepared import WORDS
+
+    with env_ids.make("BabyAI-GoToObj-v0", words=6) as env, env_ids.make("BabyAI-GoToObj-v0", words=2) as short:
+        obs, _ = env.reset(seed=0)
+        assert [WORDS[code - 1] for code in obs["mission"] if code] == env.unwrapped.mission.split()
+        assert env.observation_space.contains(obs) and obs["mission"].shape == (6,) and obs["mission"][-1] == 0
+        with pytest.raises(ValueError, match="has 5 words, and words=2; give words=5 or more"):
+            short.reset(seed=0)
+    with Robot.of("PPO", lambda: env_ids.make("MiniGrid-GoToDoor-5x5-v0", words=6), n_agents=2, unroll=16, epochs=1,
+                  minibatches=2) as robot:
+        robot.run(64)
+        assert robot.tasks["RL"].learns > 0
+    with pytest.raises(ValueError, match="words is -1"):
+        env_ids.make("BabyAI-GoToObj-v0", words=-1)
+
+
+def test_words_of_missions_are_known():
+    pytest.importorskip("minigrid")
+    for id in ("BabyAI-BossLevel-v0", "MiniGrid-Fetch-8x8-N3-v0", "MiniGrid-LavaGapS5-v0", "MiniGrid-PutNear-8x8-N3-v0",
+               "MiniGrid-BlockedUnlockPickup-v0", "MiniGrid-MemoryS7-v0", "BabyAI-PutNextS5N2-v0"):
+        with env_ids.make(id, words=60) as env:
+            for seed in range(3):
+                assert env.observation_space.contains(env.reset(seed=seed)[0])
