@@ -143,15 +143,25 @@ class Searches(Agent):
             over = terminated or truncated
 
 
+class Plans(Agent):
+    """An agent whose environment is another one, as that of Thinker is."""
+
+    def join(self, make):
+        super().join(make)
+
+
 def test_what_an_agent_s_own_code_makes_is_refused_by_name_with_the_way_out(tmp_path):
     func = create_algorithm_func(MLPQ, {"obs": NUMBERS, "act": gym.spaces.Discrete(3)}, DQN, {})
     tasks = {"RL": ComputationTask(func, AgentHelper)}
     with Robot(lambda: Steps(NUMBERS, gym.spaces.Discrete(3)), tasks=tasks, agent=Searches) as robot:
-        with pytest.raises(NotExported, match="Searches.run_one_episode, such as a search.*--task RL.*load_run"):
+        with pytest.raises(NotExported, match="Searches has code of its own, such as a search.*--task RL.*load_run"):
             write(robot, tmp_path / "policy")
         with pytest.raises(NotExported, match="'LR'"):
             write(robot, tmp_path / "policy", task="LR")
         assert write(robot, tmp_path / "policy", task="RL").task == "RL"
+        robot.agents[0].__class__ = Plans
+        with pytest.raises(NotExported, match="Plans has code of its own"):
+            write(robot, tmp_path / "policy")
         obs = many(NUMBERS, 9)["obs"]
         assert (Policy.load(tmp_path / "policy")(obs) == robot.act(obs)).all()
 

@@ -105,15 +105,15 @@ def acting_part(robot: Robot, name: str = "") -> ActingPart:
         name: The task; empty: the one that acts.
 
     Raises:
-        NotExported: its agents' own code makes actions of what tasks predict, and no task is named.
+        NotExported: its agents are no plain ones, so their code may make others of what tasks predict, and no task is named.
     """
     agent, tasks = robot.agents[0], list(robot.tasks)
-    own = type(agent).run_one_episode.__module__
+    own = type(agent).__module__
     if name and name not in tasks:
         raise NotExported(unknown("task", name, tasks))
     if not name and not own.startswith("parl_like.agents."):
-        raise NotExported(f"its actions are made by code of its agent, {type(agent).__name__}.run_one_episode, such as a search "
-                          "or several tasks by turns, which no export holds; name the task whose own answers are wanted: "
+        raise NotExported(f"its agent {type(agent).__name__} has code of its own, such as a search, a plan or several tasks by "
+                          "turns, which no export holds; name the task whose own answers are wanted: "
                           f"{' or '.join(f'--task {one}' for one in tasks)}; or use the robot itself, with load_run")
     helpers = [helper for helper in agent.helpers.values() if name in ("", helper.name)]
     acting = {helper.name for helper in helpers if helper.role is not None}
