@@ -1,8 +1,10 @@
-"""Tianshou's discrete BCQ, CQL and CRR on a data set of ours: its own settings, the updates of its own tests.
+"""Offline algorithms of peers on a data set of ours: their own settings, the updates of our experiments.
 
-    python offline_peers.py DATA --seeds 3       # DATA: a directory that `parl-like record cartpole-replay` made
+    python offline_peers.py DATA --seeds 3                     # Tianshou's discrete BCQ, CQL, CRR; DATA: cartpole-replay
+    python offline_peers.py DATA --library d3rlpy --seeds 3    # its IQL, TD3+BC, CQL with their defaults; DATA: pendulum-replay
 
-Prints a JSON line for each seed: the mean return of 50 episodes at the end, start states 0 … 49, best actions.
+DATA is a directory that `parl-like record` made. Prints a JSON line for each seed: the mean return of 50 episodes at the end,
+from start states 0 … 49, with best actions.
 """
 
 from __future__ import annotations
@@ -14,72 +16,108 @@ import time
 import gymnasium as gym
 import numpy as np
 import torch
-from tianshou.algorithm import DiscreteBCQ, DiscreteCQL, DiscreteCRR
-from tianshou.algorithm.imitation.discrete_bcq import DiscreteBCQPolicy
-from tianshou.algorithm.modelfree.qrdqn import QRDQNPolicy
-from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy
-from tianshou.algorithm.optim import AdamOptimizerFactory
-from tianshou.data import Batch, ReplayBuffer
-from tianshou.utils.net.common import Net
-from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
-from tianshou.utils.torch_utils import policy_within_training_step
 
 from parl_like.data.buffers.replay_buffer import ReplayBuffer as Recorded
 
-UPDATES = {"BCQ": (10_000, 64), "CQL": (5_000, 32), "CRR": (5_000, 64)}
+
+def played(env, act):
+    """The mean return of 50 episodes."""
+    returns = []
+    for episode in range(50):
+        obs, done, total = env.reset(seed=episode)[0], False, 0.0
+        while not done:
+            obs, rew, terminated, truncated, _ = env.step(act(obs))
+            total, done = total + float(rew), terminated or truncated
+        returns.append(total)
+    return float(np.mean(returns))
 
 
-def made(name, env):
-    space, hidden = env.action_space, (64, 64)
-    net = Net(state_shape=env.observation_space.shape, action_shape=64)
-    if name == "BCQ":
-        parts = [DiscreteActor(preprocess_net=net, action_shape=2, hidden_sizes=hidden, softmax_output=False) for _ in range(2)]
-        policy = DiscreteBCQPolicy(model=parts[0], imitator=parts[1], action_space=space, target_update_freq=320,
-                                   unlikely_action_threshold=0.6)
-        return DiscreteBCQ(policy=policy, optim=AdamOptimizerFactory(lr=3e-4), n_step_return_horizon=3, target_update_freq=320)
-    if name == "CQL":
-        net = Net(state_shape=env.observation_space.shape, action_shape=2, hidden_sizes=(64,), num_atoms=200)
-        return DiscreteCQL(policy=QRDQNPolicy(model=net, action_space=space), optim=AdamOptimizerFactory(lr=3e-3),
-                           n_step_return_horizon=3, target_update_freq=500)
-    actor = DiscreteActor(preprocess_net=net, action_shape=2, hidden_sizes=hidden, softmax_output=False)
-    critic = DiscreteCritic(preprocess_net=net, hidden_sizes=hidden, last_size=2)
-    return DiscreteCRR(policy=DiscreteActorPolicy(actor=actor, action_space=space, deterministic_eval=True), critic=critic,
-                       optim=AdamOptimizerFactory(lr=7e-4), target_update_freq=320)
+def tianshou(rows, seed):
+    """Yields name, updates, CPU seconds and mean return of Tianshou's algorithms, with the settings of its own tests."""
+    from tianshou.algorithm import DiscreteBCQ, DiscreteCQL, DiscreteCRR
+    from tianshou.algorithm.imitation.discrete_bcq import DiscreteBCQPolicy
+    from tianshou.algorithm.modelfree.qrdqn import QRDQNPolicy
+    from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.data import Batch, ReplayBuffer
+    from tianshou.utils.net.common import Net
+    from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
+    from tianshou.utils.torch_utils import policy_within_training_step
+
+    env, hidden = gym.make("CartPole-v1"), (64, 64)
+    buffer = ReplayBuffer(len(rows["obs"]))
+    for i in range(len(rows["obs"])):
+        buffer.add(Batch(**{name: column[i] for name, column in rows.items()}, info={}))
+
+    def made(name):
+        net, space = Net(state_shape=env.observation_space.shape, action_shape=64), env.action_space
+        if name == "BCQ":
+            parts = [DiscreteActor(preprocess_net=net, action_shape=2, hidden_sizes=hidden, softmax_output=False)
+                     for _ in range(2)]
+            policy = DiscreteBCQPolicy(model=parts[0], imitator=parts[1], action_space=space, target_update_freq=320,
+                                       unlikely_action_threshold=0.6)
+            return DiscreteBCQ(policy=policy, optim=AdamOptimizerFactory(lr=3e-4), n_step_return_horizon=3,
+                               target_update_freq=320)
+        if name == "CQL":
+            net = Net(state_shape=env.observation_space.shape, action_shape=2, hidden_sizes=(64,), num_atoms=200)
+            return DiscreteCQL(policy=QRDQNPolicy(model=net, action_space=space), optim=AdamOptimizerFactory(lr=3e-3),
+                               n_step_return_horizon=3, target_update_freq=500)
+        actor = DiscreteActor(preprocess_net=net, action_shape=2, hidden_sizes=hidden, softmax_output=False)
+        critic = DiscreteCritic(preprocess_net=net, hidden_sizes=hidden, last_size=2)
+        return DiscreteCRR(policy=DiscreteActorPolicy(actor=actor, action_space=space, deterministic_eval=True), critic=critic,
+                           optim=AdamOptimizerFactory(lr=7e-4), target_update_freq=320)
+
+    for name, (updates, size) in {"BCQ": (10_000, 64), "CQL": (5_000, 32), "CRR": (5_000, 64)}.items():
+        torch.manual_seed(seed)
+        np.random.seed(seed)
+        algorithm, began = made(name), time.process_time()
+        with policy_within_training_step(algorithm.policy):
+            for _ in range(updates):
+                algorithm.update(buffer=buffer, sample_size=size)
+        seconds, policy = time.process_time() - began, algorithm.policy.eval()
+        with torch.no_grad():
+            score = played(env, lambda obs: int(policy(Batch(obs=obs[None], info={})).act[0]))  # noqa: B023
+        yield f"Tianshou {name}", updates, seconds, score
+
+
+def d3rlpy(rows, seed):
+    """Yields the same of d3rlpy's algorithms with their defaults: networks of 256 x 256, and actions scaled to [-1, 1]."""
+    import d3rlpy
+    from d3rlpy.algos import CQLConfig, IQLConfig, TD3PlusBCConfig
+    from d3rlpy.preprocessing import MinMaxActionScaler
+
+    env = gym.make("Pendulum-v1")
+    space, act = env.action_space, rows["act"].reshape(len(rows["act"]), -1)
+    data = d3rlpy.dataset.MDPDataset(
+        rows["obs"], space.low + (act + 1) / 2 * (space.high - space.low), rows["rew"].reshape(-1, 1),
+        rows["terminated"].astype(np.float32), rows["truncated"].astype(np.float32))
+    scaled = {"action_scaler": MinMaxActionScaler(minimum=space.low, maximum=space.high)}
+    for config in (IQLConfig(**scaled), TD3PlusBCConfig(**scaled), CQLConfig(**scaled)):
+        d3rlpy.seed(seed)
+        algorithm, began = config.create(), time.process_time()
+        algorithm.fit(data, n_steps=10_000, n_steps_per_epoch=10_000, show_progress=False,
+                      logger_adapter=d3rlpy.logging.NoopAdapterFactory())
+        yield (f"d3rlpy {type(algorithm).__name__}", 10_000, time.process_time() - began,
+               played(env, lambda obs: algorithm.predict(obs[None])[0]))  # noqa: B023
+
+
+LIBRARIES = {"tianshou": tianshou, "d3rlpy": d3rlpy}
 
 
 def main(argv=None):
     words = argparse.ArgumentParser()
     words.add_argument("data")
     words.add_argument("--seeds", type=int, default=3)
+    words.add_argument("--library", choices=LIBRARIES, default="tianshou")
     words.add_argument("--json", action="store_true", help="it is JSON in any case")
     given = words.parse_args(argv)
-    rows = Recorded.load(given.data)
-    order = rows.sample_indices(0)
-    buffer = ReplayBuffer(len(order))
-    taken = {name: rows.columns[name][order] for name in ("obs", "act", "rew", "terminated", "truncated", "obs_next")}
-    for i in range(len(order)):
-        buffer.add(Batch(**{name: column[i] for name, column in taken.items()}, info={}))
-    env = gym.make("CartPole-v1")
+    recorded = Recorded.load(given.data)
+    order = recorded.sample_indices(0)
+    rows = {name: recorded.columns[name][order] for name in ("obs", "act", "rew", "terminated", "truncated", "obs_next")}
     for seed in range(given.seeds):
-        for name, (updates, size) in UPDATES.items():
-            torch.manual_seed(seed)
-            np.random.seed(seed)
-            algorithm, began = made(name, env), time.process_time()
-            with policy_within_training_step(algorithm.policy):
-                for _ in range(updates):
-                    algorithm.update(buffer=buffer, sample_size=size)
-            seconds, returns = time.process_time() - began, []
-            algorithm.policy.eval()
-            for episode in range(50):
-                obs, done, total = env.reset(seed=episode)[0], False, 0.0
-                while not done:
-                    with torch.no_grad():
-                        act = algorithm.policy(Batch(obs=obs[None], info={})).act
-                    obs, rew, terminated, truncated, _ = env.step(int(act[0]))
-                    total, done = total + float(rew), terminated or truncated
-                returns.append(total)
-            print(json.dumps({"peer": f"Tianshou {name}", "seed": seed, "updates": updates,
-                              "mean_return": float(np.mean(returns)), "cpu_seconds": round(seconds, 1)}), flush=True)
+        for peer, updates, seconds, score in LIBRARIES[given.library](rows, seed):
+            print(json.dumps({"peer": peer, "seed": seed, "updates": updates, "mean_return": score,
+                              "cpu_seconds": round(seconds, 1)}), flush=True)
     return 0
 
 

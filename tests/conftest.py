@@ -22,6 +22,9 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # until all tests are collected: what is made there stays
 
+if not torch.cuda.is_available():  # the same draws; torch's own function keeps a stack for each device that is not there
+    torch.manual_seed = torch.random.manual_seed = torch.default_generator.manual_seed
+
 # Tests run beside others (`pytest -n`): each process has a folder of /dev/shm for itself, so that one sees nothing of another.
 MEMORY = tempfile.mkdtemp(prefix="parl-like-tests-", dir="/dev/shm") if os.path.isdir("/dev/shm") else ""
 if MEMORY:
@@ -113,7 +116,7 @@ def one_torch_thread():
 @pytest.fixture(autouse=True)
 def draws_of_its_own():
     """What a test draws without a seed is the same at each run of it, whatever ran before: none fails once in a hundred."""
-    torch.default_generator.manual_seed(0)  # torch.manual_seed keeps a stack for each device that is not there
+    torch.manual_seed(0)
     np.random.seed(0)
     random.seed(0)
 
