@@ -25,6 +25,7 @@ from parl_like.envs.games.all_seats import AllSeats
 from parl_like.envs.joint import Joint
 from parl_like.envs.make import ActionBounds, DmEnv, FiveValues, OldStyle, TimeLimit, make_env
 from parl_like.envs.minatar import MinAtar
+from parl_like.envs.multitask import Multitask
 from parl_like.envs.pettingzoo import AECPlayer
 from parl_like.envs.plane import Plane
 from parl_like.envs.prepared import GridView
@@ -141,6 +142,7 @@ CASES = {
     TruncatedAsTerminated: [lambda: TruncatedAsTerminated(TimeLimit(Drift(), 2))],
     ObservationSubset: [lambda: ObservationSubset(Drift(), [1])],
     ImageChannelFirst: [lambda: ImageChannelFirst(MinAtar())],
+    Multitask: [lambda: Multitask([lambda: gym.make("CartPole-v1")] * 2), lambda: Multitask([Drift], "progress", False)],
     PreviousStep: [lambda: PreviousStep(Drift()), lambda: PreviousStep(gym.make("CartPole-v1"))],
     NoisyObservation: [lambda: NoisyObservation(Drift(), 2), lambda: NoisyObservation(ActionRepeat(Drift(), 2), 1)],
     Atari: [lambda: Atari("breakout", 21, render_mode="rgb_array"),
