@@ -32,6 +32,7 @@ from parl_like.lab.yaml_text import ConfigError, show
 from parl_like.learning.explorers import Explorer
 from parl_like.learning.schedule import Exponential, Linear, Schedule
 from parl_like.learning.span import Span
+from parl_like.robots.unread import Reads
 from parl_like.values.errors import nearest, our_name, unknown
 
 CATALOGUE: dict[str, Sequence[str]] = {
@@ -157,6 +158,7 @@ class Parts:
         self.given, self.defaults, self.fields, self.span = given, defaults, tuple(fields), span
         self.settings: dict[str, PartArgument] = {}
         self.objects: dict[str, inspect.Parameter] = {}  # arguments that plain data cannot give, by full name
+        self.reads = Reads()
         self.act: gym.Space[Any] | None = None  # of the environment, once it is known: explorers of a Box need its shape
 
     def args(self, where: str, owner: Any, *, skip: Iterable[str] = (), acts: Count = 1, updates: Count = 1,
@@ -189,6 +191,8 @@ class Parts:
                 raise ConfigError(f"Config: {owner.__name__}.{name} is needed: {kind.text}")
             self.settings[full] = PartArgument(owner, kind, None if default is inspect.Parameter.empty else plain(default),
                                           plain(value), keys)
+            if keys and plain(value) != plain(default):
+                self.reads.watch(full, owner, name)
             if (value is standard or is_plain(value) and plain(value) == plain(standard)) and not kind.part:
                 continue
             if is_plain(value):
@@ -254,6 +258,11 @@ class Parts:
                 raise ConfigError(f"Config has no key {key!r}, and nothing that this robot is built of has{way}")
             if len(meant) > 1 and key not in meant:
                 raise ConfigError(f"Config: key {key!r} may be {' or '.join(map(repr, meant))}; write more of the name")
+
+    def unread(self) -> list[str]:
+        """Say of each setting that was given and that nothing has read since, that it has no effect in this robot."""
+        given = ((self.short(name), show(self.settings[name].value)) for name in self.reads.unread())
+        return [f"{name}={value} has no effect in this robot: nothing has read it" for name, value in given]
 
     def notes(self) -> list[str]:
         """Which of several names counts, of settings that were given by more than one."""

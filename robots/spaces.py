@@ -239,6 +239,9 @@ def made_anew(owner: Callable[..., Any], args: Mapping[str, Any]) -> Callable[[]
     return lambda: owner(**copy.deepcopy(dict(args)))
 
 
+HERE = ("cooperative", "threads")
+"""Drivers whose agents are in this process."""
+
 GIVEN = ("env", "n_agents", "driver", "seed", "trace", "score", "eval_env", "hooks")
 """Arguments of a Robot that a configuration has under keys of its own."""
 
@@ -254,6 +257,8 @@ def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, Computat
     """
     options, own = parts.args("", Robot, skip=GIVEN), hooks_of_config(config.hooks, parts)
     parts.check()
+    if config.driver not in HERE:
+        parts.reads.forget()  # other processes read settings, too
     robot = Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
                   trace=config.trace, eval_env=eval_env, score=score, hooks=[*hooks_of(hooks, "Robot"), *own], **options)
     robot.parts, robot.span = parts, parts.span

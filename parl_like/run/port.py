@@ -35,6 +35,7 @@ class RobotPort(SpannedRun, Protocol):
     score: Any
     reference: tuple[float, float] | None
     notes: list[str]
+    parts: Any
 
     @property
     def sync(self) -> bool: ...

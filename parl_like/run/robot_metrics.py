@@ -40,7 +40,10 @@ class RobotMetrics:
     def remarks(self) -> list[str]:
         """See `Robot.remarks`."""
         idle = (f"task {name!r} never learned: {why}" for name, why in self._diagnosis.never_learned().items())
-        return [*self._robot.statistics.remarks(), *idle]
+        parts = self._robot.parts
+        learned = any(task.algorithm.updates for task in self._robot.tasks.values())  # else much is not read yet
+        unread = parts.unread() if parts is not None and learned else []
+        return [*self._robot.statistics.remarks(), *idle, *unread]
 
     def trace_hash(self) -> str | None:
         """See `Robot.trace_hash`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from typing import Any, TypeGuard
 
 import msgspec
@@ -81,7 +81,9 @@ class RobotState:
 
     def whole(self, buffers: bool = True) -> State:
         """See `Robot.state_dict`."""
-        return {**self._robot.pool.driver.states.state_dict(buffers), **self.acting()}
+        parts = self._robot.parts
+        with nullcontext() if parts is None else parts.reads.paused():
+            return {**self._robot.pool.driver.states.state_dict(buffers), **self.acting()}
 
     def acting(self) -> State:
         """See `Robot.acting_state`."""

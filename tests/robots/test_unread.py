@@ -1,0 +1,62 @@
+"""A setting that is given and that nothing reads has no effect in this robot, which says so."""
+
+import pytest
+
+from parl_like import Robot
+from parl_like.lab.cli import main
+from parl_like.robots.unread import Noted, Reads, only_kept
+
+
+class Part:
+    """One argument that is only kept, and some that are used."""
+
+    def __init__(self, kept=1, used=2, *, one=3, two=4):
+        self.kept = kept
+        self.used = max(used, 0)
+        self.first, self.other = one, two
+        self.twice = two
+
+
+class Below(Part):
+    def __init__(self, own=0, **options):
+        super().__init__(**options)
+        self.own = own
+
+
+def test_what_a_constructor_only_keeps():
+    assert only_kept(Part) == {"kept": "kept", "one": "first"}
+    assert only_kept(Below) == {"own": "own", "kept": "kept", "one": "first"}
+    assert only_kept(print) == {}
+
+
+def test_reads_are_noted_once_and_nothing_stays():
+    reads = Reads()
+    reads.watch("a.kept", Below, "kept")
+    reads.watch("a.used", Below, "used")
+    one = Below(kept=5)
+    assert reads.unread() == ["a.kept"] and isinstance(vars(Below)["kept"], Noted)
+    one.kept = 6
+    with reads.paused():
+        assert one.kept == 6
+    assert reads.unread() == ["a.kept"] and one.kept == 6 and Below(kept=7).kept == 7
+    assert reads.unread() == [] and "kept" not in vars(Below)
+    reads.watch("a.own", Below, "own")
+    reads.forget()
+    assert reads.unread() == [] and "own" not in vars(Below)
+
+
+def test_a_setting_without_effect_is_told_after_training(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["total_steps=300", "n_agents=2", "warmup=64", "batch_size=32", "eval_episodes=1", "tensorboard=false"]
+    assert main(["train", "dqn-cartpole", "run_dir=run", "sample_avail=true", "tau=0.5", "checkpoint_every=150", *words]) == 0
+    out = capsys.readouterr().out
+    assert "warning: ReplayBuffer.sample_avail=true has no effect in this robot" in out and out.count("has no effect") == 1
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "processes"])
+def test_settings_with_effect_are_not_told(driver):
+    with Robot.of("PPO", "CartPole-v1", n_agents=2, unroll=20, lam=0.8, epochs=3, clip=0.1, lr=1e-3, driver=driver) as robot:
+        assert robot.remarks() == [] or "never learned" in robot.remarks()[0]
+        robot.run(80)
+        robot.evaluate(1)
+        assert not [line for line in robot.remarks() if "no effect" in line]
