@@ -32,6 +32,9 @@ if TYPE_CHECKING:
     from parl_like.lab.experiment import Experiment as Experiment
     from parl_like.lab.experiment import register as register
     from parl_like.lab.policies.policy import Policy as Policy
+    from parl_like.lab.probes.algorithm import probe_algorithm as probe_algorithm
+    from parl_like.lab.probes.buffer import probe_buffer as probe_buffer
+    from parl_like.lab.probes.env import probe_env as probe_env
     from parl_like.lab.runner import load_run as load_run
     from parl_like.learning.algorithm import Algorithm as Algorithm
     from parl_like.learning.algorithm import Window as Window
@@ -58,6 +61,7 @@ _HOMES = {
     "data.timestep": ["TimeStep"], "environment.hooks": ["Hook", "Stage"], "environment.stop_conditions": ["StopCondition"],
     "envs.make": ["make_env"], "lab.experiment": ["Experiment", "register"], "lab.policies.policy": ["Policy"],
     "lab.runner": ["load_run"],
+    "lab.probes.algorithm": ["probe_algorithm"], "lab.probes.buffer": ["probe_buffer"], "lab.probes.env": ["probe_env"],
     "learning.algorithm": ["Algorithm", "Window"], "learning.factory": ["Shared", "create_algorithm_func"],
     "learning.layers": ["layers"], "learning.model": ["Model"], "learning.schedule": ["Linear"], "run.robot": ["Robot"],
     "tasks.batch_rule": ["BatchRule"], "tasks.task": ["ComputationTask"],

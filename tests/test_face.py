@@ -8,7 +8,7 @@ import parl_like
 NAMES = """Robot Agent VectorAgent AgentHelper OnPolicyHelper OffPolicyHelper OfflineHelper EpisodicHelper ComputationTask
 ComputationWrapper Communicator Algorithm Model create_algorithm_func layers Batch Spec TimeStep Experience ReplayBuffer
 VectorReplayBuffer PrioritizedReplayBuffer Stage Hook StopCondition Experiment register
-Shared Window Linear BatchRule make_env load_run Policy""".split()
+Shared Window Linear BatchRule make_env load_run probe_algorithm probe_buffer probe_env Policy""".split()
 
 
 def test_the_exported_names():

@@ -362,6 +362,14 @@ def _verify(args: argparse.Namespace) -> int:
     return 0 if good else ERROR
 
 
+def _probe(args: argparse.Namespace) -> int:
+    from parl_like.lab.probes import users
+
+    found = users.probe(args.target, args.overrides)
+    _show(args, found.plain(), found.lines())
+    return ERROR if found.broken else 0
+
+
 def _doctor(args: argparse.Namespace) -> int:
     from parl_like.lab import doctor
 
@@ -569,6 +577,10 @@ VERBS = (
         _option("rest", "passed on to the benchmark", nargs=argparse.REMAINDER, metavar="args"),
     )),
     Verb("verify", "check every checkpoint of a run against its checksums", _verify, (RUN,)),
+    Verb("probe", "try the laws that an algorithm, an environment or a buffer of your own should keep", _probe, (
+        _option("target", "module:Name of its class", metavar="CLASS"),
+        _words("what an algorithm is built with, e.g. lr=1e-3 model=my_package.mine:MyNet"),
+    )),
     Verb("doctor", "show versions, cores, memory and the extras found", _doctor, ()),
 )
 
@@ -599,7 +611,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if words and not words[0].startswith("-") and words[0] not in verbs:
         parser.error(unknown("verb", words[0], verbs))
     # argparse cannot take key=value words from behind an option, so they are taken out beforehand.
-    split = bool(words) and words[0] in ("train", "resume", "eval", "play", "record", "export", "marks", "sweep")
+    split = bool(words) and words[0] in ("train", "resume", "eval", "play", "record", "export", "marks", "sweep", "probe")
     assignments = [word for word in words if split and _ASSIGNMENT.match(word)]
     args, unread = parser.parse_known_args([word for word in words if word not in assignments])
     if unread:

@@ -1,0 +1,210 @@
+"""The probe of an algorithm: it learns in tiny environments whose best actions are known, and is stopped and resumed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from importlib import import_module
+from typing import Any, cast
+
+import numpy as np
+
+from parl_like.agents.episodic import EpisodicHelper
+from parl_like.agents.population import PopulationHelper
+from parl_like.lab import config as configs
+from parl_like.lab.probes.laws import Broken, DoesNotApply, Findings, Law, tried
+from parl_like.lab.probes.tiny import Move, Table, Tiny, same
+from parl_like.learning.algorithm import Algorithm
+from parl_like.run.robot import Robot
+
+GAMMA = 0.5
+SMALL = {"OffPolicyHelper.warmup": 64, "OffPolicyHelper.random_steps": 64, "OffPolicyHelper.batch_size": 32,
+         "OffPolicyHelper.learn_every": 2, "OffPolicyHelper.size": 2_000, "OnPolicyHelper.unroll": 32}
+OWN: dict[str, float] = {"gamma": GAMMA, "lr": 2e-3, "target_period": 25, "epsilon": 0.5, "minibatches": 2, "n_step": 1}
+END = 1
+"""In each table the state that ends with 0: its value is known to be 0, so that each law sees no other's mistake."""
+
+REPEATS = same(0.0, END)
+SEES = {0: (Move(1.0, END), Move(0.0, END)), END: REPEATS, 2: (Move(0.0, END), Move(1.0, END))}
+ACTS = {0: (Move(0.0, END), Move(1.0, END)), END: REPEATS}
+
+
+def waits(now: float) -> Table:
+    """Return a table: in state 0 action 0 gives `now`, and action 1 leads to 1 a step later."""
+    return {0: (Move(now, END), Move(0.0, 2, "")), END: REPEATS, 2: same(1.0, END)}
+
+
+def after(end: str) -> Table:
+    """Return a table: in state 0 action 0 gives 1, action 1 0.8 and ends so in state 2, whose own episodes give 2."""
+    return {0: (Move(1.0, END), Move(0.8, 2, end)), END: REPEATS, 2: same(2.0, END)}
+
+
+class AlgorithmProbe:
+    """The laws of one algorithm class, with the options that it is built with."""
+
+    def __init__(self, algorithm: type[Algorithm], steps: int, options: Mapping[str, Any]) -> None:
+        self.algorithm, self.steps, self.options = algorithm, steps, dict(options)
+        takes = algorithm.takes
+        self.act = "Box" if takes is not None and "Discrete" not in takes.actions else "Discrete"
+        self.obs = "Discrete" if takes is not None and "Box" not in takes.observations else "Box"
+
+    def robot(self, table: Table, starts: tuple[int, ...], **env: Any) -> tuple[Robot, list[Tiny]]:
+        """Return a robot that learns in a tiny environment, and its environments as they are made."""
+        single = import_module("parl_like.robots.single")
+        settings = import_module("parl_like.robots.settings")
+        made: list[Tiny] = []
+
+        def make() -> Tiny:
+            made.append(Tiny(table, starts, self.act, self.obs, **env))
+            return made[-1]
+
+        nearest = single.nearest_to(self.algorithm) or "PPO"
+        helper = self.options.get("helper") or single.defaults_of(self.algorithm)["helper"]
+        helper_name = helper if isinstance(helper, str) else helper.__name__
+        name, known = self.algorithm.__name__, settings.arguments(self.algorithm)
+        given: dict[str, float] = {key: value for key, value in SMALL.items() if key.partition(".")[0] == helper_name}
+        tabular = "Table" in single.defaults_of(self.algorithm)["models"][0]
+        own: dict[str, float] = {**OWN, "lr": 1e-2} if helper_name == "EpisodicHelper" else OWN
+        given |= {f"{name}.{key}": value for key, value in own.items() if key in known and key not in self.options
+                  and not (tabular and key == "lr")}
+        classes = {key: value for key, value in self.options.items() if key in ("helper", "model") and isinstance(value, type)}
+        rest = {key: value for key, value in self.options.items() if key not in classes}
+        agents = 1 if self.algorithm.window.one_lane or tabular else 2
+        config = configs.resolve(single.Config, {"algorithm": nearest}, {"n_agents": agents, "seed": 1, "trace": True,
+                                                                        "total_steps": self.steps, **given, **rest})
+        return cast(Robot, single.build(config, env=make, algorithm=self.algorithm, **classes)), made
+
+    def chooses(self, state: int, robot: Robot, env: Tiny) -> int:
+        """Return the greedy action in a state."""
+        act = robot.act(env.shown(state))
+        return int(np.ravel(act)[0]) if self.act == "Discrete" else int(np.ravel(act)[0] > 0)
+
+    def learns(self, table: Table, starts: tuple[int, ...], best: Mapping[int, int], why: str) -> None:
+        """Learn, and raise `Broken` where the greedy action of a state is not the best one."""
+        robot, made = self.robot(table, starts)
+        with robot:
+            robot.run(self.steps)
+            if not robot.tasks["RL"].algorithm.updates:
+                raise Broken(f"it made no update in {self.steps} steps")
+            for state, act in best.items():
+                if (chosen := self.chooses(state, robot, made[0])) != act:
+                    raise Broken(f"in state {state} the best action is {act}, for {why}; after {self.steps:,} steps it takes "
+                                 f"{chosen}")
+
+    def discounted(self) -> float:
+        """Return γ. Raises `DoesNotApply` where it has none."""
+        robot, _ = self.robot(ACTS, (0, END))
+        with robot:
+            gamma = getattr(robot.tasks["RL"].algorithm, "gamma", None)
+            if gamma is None or not 0.2 <= gamma <= 0.95:
+                raise DoesNotApply(f"it keeps no discount `gamma` between 0.2 and 0.95 (here {gamma})")
+            return float(gamma)
+
+    def bootstraps(self) -> None:
+        """Raise `DoesNotApply` where returns of whole episodes are all that is learned from."""
+        robot, _ = self.robot(ACTS, (0, END))
+        with robot:
+            helper = robot.agents[0].helpers["RL"]
+            if isinstance(helper, (EpisodicHelper, PopulationHelper)) or robot.tasks["RL"].algorithm.window.whole:
+                raise DoesNotApply("it learns from whole episodes, and bootstraps nowhere")
+        self.discounted()
+
+    def action(self) -> None:
+        """Learn which action pays."""
+        self.learns(ACTS, (0, END), {0: 1}, "it gives 1, the other one 0")
+
+    def observation(self) -> None:
+        """Learn which action pays in which state."""
+        self.learns(SEES, (0, END, 2), {0: 0, 2: 1}, "it gives 1, the other one 0")
+
+    def discount(self) -> None:
+        """Learn whether to wait, on both sides of γ."""
+        gamma = self.discounted()
+        for now, best in ((gamma - 0.15, 1), (gamma + 0.25, 0)):
+            self.learns(waits(now), (0, END, 2), {0: best}, f"1 after a step is worth γ = {gamma:.3g}, and {now:.3g} now")
+
+    def termination(self) -> None:
+        """Learn that nothing comes after a terminated step."""
+        self.bootstraps()
+        self.learns(after("terminated"), (0, END, 2), {0: 0}, "it gives 1; the other one 0.8, and then nothing")
+
+    def truncation(self) -> None:
+        """Learn that the state of a truncated step has its value."""
+        self.bootstraps()
+        gamma = self.discounted()
+        self.learns(after("truncated"), (0, END, 2), {0: 1}, f"it has a future: 0.8 + γ·2 = {0.8 + 2 * gamma:.3g} > 1")
+
+    def masks(self) -> None:
+        """Act by masks. Raises Broken where the law is broken, DoesNotApply where it is not about this."""
+        if self.algorithm.takes is not None and (not self.algorithm.takes.masks or self.act == "Box"):
+            raise DoesNotApply("it says that it takes no masks (`takes`)")
+        robot, made = self.robot({0: same(1.0, 0, ""), END: same(0.0, 0, "")}, (0,), masked=True)
+        with robot:
+            robot.run(200)
+            if n := sum(env.illegal for env in made):
+                raise Broken(f"{n} illegal actions in 200 steps")
+
+    def repeats(self) -> None:
+        """Do the same twice. Raises Broken where the law is broken."""
+        if self.traced() != self.traced():
+            raise Broken("two runs with the same seed are different")
+
+    def arrays(self) -> None:
+        """Do the same where an environment changes its array in place. Raises Broken where the law is broken."""
+        if self.traced() != self.traced(in_place=True):
+            raise Broken("where the environment writes each observation into the same array, the run is another one: an array of "
+                         "the environment is kept, and read when it has changed")
+
+    def traced(self, steps: int = 400, **env: Any) -> str | None:
+        """Return the digest of a run."""
+        robot, _ = self.robot(SEES, (0, END, 2), **env)
+        with robot:
+            robot.run(steps)
+            return robot.trace_hash()
+
+    def resume(self) -> None:
+        """Go on from a saved state as if nothing had happened. Raises Broken where the law is broken."""
+        whole, _ = self.robot(SEES, (0, END, 2))
+        part, _ = self.robot(SEES, (0, END, 2))
+        with whole, part:
+            whole.run(200)
+            with tempfile.TemporaryDirectory() as folder:
+                whole.save(f"{folder}/state")
+                part.load(f"{folder}/state")
+            for robot in (whole, part):
+                robot.run(200)
+            if whole.trace_hash() != part.trace_hash():
+                parts = (robot.tasks["RL"].algorithm.model.weights_hash() for robot in (whole, part))
+                differs = "its parameters" if len(set(parts)) == 2 else "what it did"
+                raise Broken(f"200 steps after a state was saved and loaded, {differs} are not those of a run that went on")
+
+
+def probe_algorithm(algorithm: type[Algorithm], *, steps: int = 2_000, laws: tuple[str, ...] = (), **options: Any) -> Findings:
+    """Try whether an algorithm keeps the laws that any should keep, in tiny environments with known answers.
+
+    Args:
+        algorithm: Its class.
+        steps: Environment steps of each law. laws: Names of those to try; empty: all.
+        options: What it is built with, as for `Robot.of`: model=MyNet, helper=MyHelper, lr=1e-3.
+
+    Raises:
+        TypeError: it is no class of an algorithm. ValueError: there is no law of that name.
+    """
+    if not isinstance(algorithm, type) or not issubclass(algorithm, Algorithm):
+        raise TypeError(f"probe_algorithm: {algorithm!r:.60}; expected a class made from parl_like.Algorithm")
+    probe = AlgorithmProbe(algorithm, steps, options)
+    every = [
+        Law("learns which action pays", "learn(): the sign and the gradient of the loss", probe.action),
+        Law("learns by the observation", "predict() and learn(): both must read batch.obs", probe.observation),
+        Law("discounts", "the power of gamma in process() or learn()", probe.discount),
+        Law("stops at termination", "the factor (1 − terminated) of the value after a step", probe.termination),
+        Law("bootstraps through truncation", "whether `truncated` or `last` stands where `terminated` should", probe.truncation),
+        Law("respects masks", "predict(): its output must bring inputs.obs['mask'], or logits of legal choices", probe.masks),
+        Law("repeats with the same seed", "random numbers that are not of self.rng and self.torch_rng", probe.repeats),
+        Law("keeps no array of the environment", "arrays kept without a copy", probe.arrays),
+        Law("resumes exactly", "`transient`, and attributes without state_dict and load_state_dict", probe.resume),
+    ]
+    if unknown := set(laws) - {law.name for law in every}:
+        raise ValueError(f"probe_algorithm: no law {', '.join(sorted(unknown))}; there are "
+                         f"{', '.join(law.name for law in every)}")
+    return tried(algorithm.__name__, [law for law in every if not laws or law.name in laws])

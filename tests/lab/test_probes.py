@@ -1,0 +1,131 @@
+"""Probes for users: shipped classes keep the laws, and a mistake is found by exactly the law that it breaks."""
+
+import gymnasium as gym
+import numpy as np
+import pytest
+
+from parl_like import ReplayBuffer, probe_algorithm, probe_buffer, probe_env
+from parl_like.algorithms import A2C, DQN
+from parl_like.lab.cli import main
+
+
+class NoEnd(DQN):
+    """Bootstraps through termination."""
+
+    def process(self, batch):
+        batch.terminated = batch.terminated & False
+        return super().process(batch)
+
+
+class NoFuture(DQN):
+    """Takes a truncated step for the end."""
+
+    def process(self, batch):
+        batch.terminated = batch.terminated | batch.truncated
+        return super().process(batch)
+
+
+class Hasty(DQN):
+    """Discounts twice."""
+
+    def begin(self, batch):
+        rew, discount = super().begin(batch)
+        return rew, discount * self.gamma
+
+
+class Blind(DQN):
+    """Takes random actions without asking the mask."""
+
+    def predict(self, inputs):
+        return {"q": super().predict(inputs)["q"]}
+
+
+class Forgetful(DQN):
+    """Has a momentum of its own, which it does not save."""
+
+    transient = ("calls_made",)
+
+    def __init__(self, model, **options):
+        super().__init__(model, **options)
+        self.calls_made = 0
+
+    def learn(self, batch):
+        self.calls_made += 1
+        out = super().learn(batch)
+        return {**out, "loss": out["loss"] * (1.0 + self.calls_made)}
+
+
+class Late(ReplayBuffer):
+    """Keeps the arrays of the last row until the next one comes."""
+
+    kept = None
+
+    def add(self, rows, lanes=None):
+        kept, self.kept = self.kept, rows
+        return super().add(rows if kept is None else kept, lanes)
+
+
+class Newest(ReplayBuffer):
+    """Draws the newest row alone."""
+
+    def sample_indices(self, n, rng=None, ahead=0, behind=0):
+        drawn = super().sample_indices(n, rng, ahead, behind)
+        return np.full_like(drawn, self.sample_indices(0)[-1]) if n else drawn
+
+
+class Random(gym.Env):
+    """Draws its numbers from the global generator, and changes its actions and its one array."""
+
+    observation_space, action_space = gym.spaces.Box(-9, 9, (2,), np.float32), gym.spaces.Box(-1, 1, (2,), np.float32)
+
+    def __init__(self):
+        self.memory = np.zeros(2, np.float32)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.memory[:] = np.random.rand(2)
+        return self.memory, {}
+
+    def step(self, act):
+        act *= 0.5
+        self.memory[:] = np.random.rand(2)
+        return self.memory, 0.0, False, False, {}
+
+
+@pytest.mark.parametrize("algorithm, law", [
+    (NoEnd, "stops at termination"), (NoFuture, "bootstraps through truncation"), (Hasty, "discounts"),
+    (Blind, "respects masks"), (Forgetful, "resumes exactly"),
+])
+@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one", "all"])
+def test_a_mistake_is_found_by_its_law_alone(algorithm, law, every):
+    assert probe_algorithm(algorithm, laws=() if every else (law, "learns which action pays")).broken == [law]
+
+
+def test_what_keeps_the_laws_is_said_to(monkeypatch, capsys):
+    found = probe_algorithm(A2C)
+    assert found.broken == [] and str(found).splitlines()[-1] == "9 laws hold, 0 broken, 0 do not apply"
+    assert probe_env("FrozenLake-v1").broken == probe_buffer(ReplayBuffer).broken == []
+    assert probe_env("FrozenLake-v1").findings[3].state == "does not apply"
+
+
+def test_buffers_and_environments_that_break_laws():
+    assert "rows come out as they went in" in probe_buffer(Late).broken
+    assert probe_buffer(Newest).broken == ["draws every row"]
+    found = probe_env(Random).broken
+    assert {"repeats with the same seed", "leaves actions as they are", "gives arrays of its own"} <= set(found)
+
+
+def test_the_command(tmp_path, monkeypatch, capsys):
+    (tmp_path / "probed_things.py").write_text("from parl_like import ReplayBuffer\nclass Mine(ReplayBuffer):\n"
+                                               "    def n_step(self, index, n):\n        return super().n_step(index, n + 1)\n"
+                                               "class Good(ReplayBuffer): pass\nother = 3\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["probe", "probed_things:Good"]) == 0
+    capsys.readouterr()
+    assert main(["probe", "probed_things:Mine"]) == 1
+    out = capsys.readouterr().out
+    assert "follows rewards to the end     BROKEN" in out and "look at n_step" in out
+    assert max(map(len, out.splitlines())) <= 80
+    for words in (["probed_things:other"], ["probed_things"], ["probed_things:Good", "lr=1"]):
+        assert main(["probe", *words]) == 2
