@@ -12,7 +12,7 @@ BESIDE ?= $(if $(filter hierarchy-doorkey,$(EXPERIMENT)),hierarchy=false)
 # Tests at a time: many of them wait, so twice the cores.
 JOBS ?= 4
 
-.PHONY: train thinker test test-slow lint types check wheel-check figures architecture algorithms bench clean
+.PHONY: train thinker test test-slow lint types check wheel-check figures architecture algorithms docs bench clean
 
 # What `train` and `thinker` do: train, film an episode, say where everything is.
 train: $(VENV)/.light
@@ -51,6 +51,11 @@ architecture: $(VENV)/.installed
 # docs/algorithms.md, after an algorithm, an experiment or a mark has changed.
 algorithms: $(VENV)/.installed
 	@$(BIN)/python tests/algorithm_page.py
+
+# The site, in build/site/html: the pages of docs/, one per algorithm, the reference. A warning is an error, and so is a link to nothing.
+docs: $(VENV)/.installed
+	$(call install,'parl_like[docs]')
+	@$(BIN)/python tests/site_pages.py
 
 # Every figure of the documents, measured on this machine: quiet, please. A quick look: make figures ARGS=--quick
 figures: $(VENV)/.installed

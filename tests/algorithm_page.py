@@ -3,6 +3,7 @@ docs/marks.json: `make algorithms`."""
 
 from __future__ import annotations
 
+import functools
 import inspect
 import re
 import sys
@@ -109,6 +110,7 @@ def scores() -> dict[str, list[marks.Mark]]:
     return found
 
 
+@functools.cache
 def experiments_of() -> dict[str, list[str]]:
     """Class in small letters, or robot of several tasks → the experiments that train it, and the rows of a solver."""
     found = defaultdict(list)
@@ -122,11 +124,26 @@ def experiments_of() -> dict[str, list[str]]:
     return found
 
 
+def keys(name: str) -> tuple[str, ...]:
+    """What a member is known by among the experiments."""
+    return (WHOLE.get(name, name.lower()), *ROBOTS.get(name, ()))
+
+
+def groups() -> dict[str, list[list[marks.Mark]]]:
+    """Member → the marks of each of its experiments."""
+    seen, by = scores(), experiments_of()
+    return {name: [seen[experiment] for key in keys(name) for experiment in by[key]] for name in names()}
+
+
+def commands(one: Any) -> list[str]:
+    """Lines that train each of its experiments."""
+    by = experiments_of()
+    return [f"parl-like train {name}" for key in keys(one.__name__) for name in by[key] if name not in solvers.ROWS]
+
+
 def lights() -> str:
     """What shows that each member is right."""
-    seen, by = scores(), experiments_of()
-    keys = {name: (WHOLE.get(name, name.lower()), *ROBOTS.get(name, ())) for name in names()}
-    return evidence.table({name: [seen[experiment] for key in keys[name] for experiment in by[key]] for name in names()})
+    return evidence.table(groups())
 
 
 def trained() -> dict[str, list[str]]:
@@ -153,16 +170,24 @@ def spaces() -> str:
     return "\n".join([SPACES, "| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|", *lines])
 
 
+def front() -> str:
+    """The page without its members: what shows that they are right, and which takes what."""
+    return "\n\n".join([HEAD, lights(), spaces()])
+
+
+def about(one: Any, seen: dict[str, list[str]]) -> list[str]:
+    """What is said of one member: networks that fit, experiments with their scores, its docstring."""
+    lines = [f"- {line}" for name in keys(one.__name__) for line in seen[name]]
+    models = getattr(one, "fitting_models", "")
+    return [f"Models: {models}." if models else "", "\n".join(["Experiments:", "", *lines]) if lines else "",
+            f"```text\n{inspect.getdoc(one)}\n```"]
+
+
 def page() -> str:
-    parts, seen = [HEAD, lights(), spaces()], trained()
+    parts, seen = [front()], trained()
     for file, there in members().items():
         parts.append(f"## {first_sentence(file)}\n\n[algorithms/{file}.py](../algorithms/{file}.py)")
-        for one in there:
-            lines = [f"- {line}" for name in (one.__name__.lower(), *ROBOTS.get(one.__name__, ())) for line in seen[name]]
-            models = getattr(one, "fitting_models", "")
-            parts.append("\n\n".join(filter(None, [
-                f"### {one.__name__}", f"Models: {models}." if models else "",
-                "\n".join(["Experiments:", "", *lines]) if lines else "", f"```text\n{inspect.getdoc(one)}\n```"])))
+        parts += ["\n\n".join(filter(None, [f"### {one.__name__}", *about(one, seen)])) for one in there]
     return "\n\n".join(parts) + "\n"
 
 

@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "docs" / "evidence.yaml"
 KINDS = ("exact", "identity", "peer")
 GREEN, YELLOW, NONE = "🟢", "🟡", "⚪"
+COLUMNS = "| algorithm | exact number | identity | mark | peer |\n|---|---|---|---|---|"
 HEAD = """## What shows that they are right
 
 🟢 there is such evidence; 🟡 a mark is there, and the median of its seeds misses it; ⚪ there is none.
@@ -63,4 +64,4 @@ def row(name: str, groups: Sequence[Sequence[Mark]]) -> str:
 def table(members: dict[str, list[list[Mark]]]) -> str:
     """Return the section of the page: members → the marks of each of their experiments."""
     lines = [row(name, members[name]) for name in sorted(members, key=str.lower)]
-    return "\n".join([HEAD, "| algorithm | exact number | identity | mark | peer |", "|---|---|---|---|---|", *lines])
+    return "\n".join([HEAD, COLUMNS, *lines])

@@ -16,7 +16,8 @@ EXTRAS = {"plot": "matplotlib", "tb": "tensorboard", "grid": "minigrid", "minigr
            "mujoco": "mujoco", "box2d": "Box2D", "dm-control": "shimmy", "pettingzoo": "pettingzoo", "mpe": "mpe2",
            "games": "pyspiel", "sweep": "optuna", "wandb": "wandb", "trackio": "trackio",
            "mlflow": "mlflow", "export": "onnxruntime", "hdf5": "h5py", "minari": "minari", "ray": "ray",
-           "peers": "stable_baselines3"}
+           "peers": "stable_baselines3",
+          "docs": "sphinx"}
 """Extra → a module that it brings."""
 
 

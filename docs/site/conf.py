@@ -1,0 +1,33 @@
+"""Sphinx's settings; `tests/site_pages.py` lays out the pages that it reads."""
+
+import os
+
+project = "parl_like"
+author = "the authors of parl_like"
+extensions = ["myst_parser", "sphinx.ext.autodoc"]
+root_doc = "index"
+html_theme = "furo"
+html_title = project
+html_static_path = ["static"]
+html_css_files = ["site.css"]
+html_copy_source = False
+html_show_sphinx = False
+html_show_copyright = False
+# The stage says where these are; a page has headings that GitHub links to, down to the last level.
+myst_heading_anchors = 6
+myst_enable_extensions = ["colon_fence"]
+autodoc_member_order = "bysource"
+autodoc_typehints = "signature"
+maximum_signature_line_length = 80
+python_use_unqualified_type_names = True
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+
+def as_text(app, what, name, obj, options, lines):
+    """Shows a docstring as it is written: its formulas and lists are plain text, no markup."""
+    if any(line.strip() for line in lines):
+        lines[:] = [".. code-block:: text", "   :class: docstring", "", *(f"   {line}" for line in lines), ""]
+
+
+def setup(app):
+    app.connect("autodoc-process-docstring", as_text)

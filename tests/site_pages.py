@@ -1,0 +1,169 @@
+"""Lays out the pages of the site and builds it: `make docs`. The pages of docs/ as they are, one page per algorithm and
+the reference made from docstrings; nothing made here is kept in the checkout."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+import pkgutil
+import re
+import shutil
+import subprocess
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import algorithm_page
+import evidence
+
+import parl_like
+from parl_like.lab.yaml_text import load_yaml_file
+
+ROOT = Path(__file__).resolve().parents[1]
+SITE = ROOT / "docs" / "site"
+LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?!\w+:)(?P<target>[^)#\s]*)(?P<anchor>#[^)\s]+)?\)")
+BLOCK = re.compile(r"(```.*?\n```|`[^`\n]+`)", re.DOTALL)
+MADE = {"docs/algorithms", "docs/reference", "docs/decisions"}
+"""Pages with pages of their own below them, in a folder of their name."""
+EXTRA_ROOMS = ("parl_like.environment.hooks", "parl_like.environment.stop_conditions")
+"""Public modules without an `__all__`, which pages name."""
+
+
+def navigation() -> dict[str, list[str]]:
+    """Return heading → pages, as paths from the root of the checkout, without `.md`."""
+    return load_yaml_file(SITE / "navigation.yaml")
+
+
+def written() -> list[str]:
+    """Return every page that is written, or made and kept, but the README (the first page) and the decisions."""
+    return ["design", "CHANGELOG", *(f"docs/{page.stem}" for page in sorted((ROOT / "docs").glob("*.md")))]
+
+
+def rooms() -> dict[str, list[str]]:
+    """Return public module → the public names that are at home in it or offered by it, each under one module only."""
+    found = {"parl_like": list(parl_like.__all__)}
+    for one in pkgutil.walk_packages(parl_like.__path__, "parl_like."):
+        if one.ispkg and not one.name.rpartition(".")[2].startswith("_"):
+            if offered := getattr(import_module(one.name), "__all__", None):
+                found[one.name] = list(offered)
+    for name in EXTRA_ROOMS:
+        module = import_module(name)
+        found[name] = [key for key, value in vars(module).items() if not key.startswith("_") and isinstance(value, type)
+                       and value.__module__ == name]
+    return found
+
+
+def toctree(pages: list[str], caption: str = "", hidden: bool = False) -> str:
+    """Return a list of pages that Sphinx puts into the navigation."""
+    options = [f":caption: {caption}"] * bool(caption) + [":hidden:"] * hidden + [":maxdepth: 1"]
+    return "\n".join(["```{toctree}", *options, "", *pages, "```"])
+
+
+def algorithm_pages() -> dict[str, str]:
+    """Return class → its page: what shows that it is right, its experiments and scores, its docstring."""
+    trained, groups = algorithm_page.trained(), algorithm_page.groups()
+    pages = {}
+    for file, there in algorithm_page.members().items():
+        for one in there:
+            light = [evidence.COLUMNS, evidence.row(one.__name__, groups[one.__name__])] if one.__name__ in groups else []
+            parts = [f"# {one.__name__}",
+                     f"{algorithm_page.first_sentence(file)}. Source: [algorithms/{file}.py](../algorithms/{file}.py).",
+                     "\n".join(light), *algorithm_page.about(one, trained)]
+            if commands := algorithm_page.commands(one):
+                parts.append("```bash\n" + "\n".join(commands) + "\n```")
+            pages[one.__name__] = moved_down("\n\n".join(filter(None, parts)) + "\n")
+    return pages
+
+
+def moved_down(text: str) -> str:
+    """Return a page of docs/ as one of a folder there: its links start one folder higher."""
+    return outside_blocks(text, lambda part: LINK.sub(
+        lambda link: f"[{link['text']}](../{link['target']}{link['anchor'] or ''})", part))
+
+
+def outside_blocks(text: str, change: Any) -> str:
+    """Return a page with its prose changed, and its code as it is."""
+    return "".join(part if number % 2 else change(part) for number, part in enumerate(BLOCK.split(text)))
+
+
+def reference(module: str, names: list[str]) -> str:
+    """Return the page of a public module: every name with its signature and docstring."""
+    parts = [f"# {module}"]
+    for name in names:
+        value = getattr(import_module(module), name)
+        kind = "class" if isinstance(value, type) else "function" if inspect.isroutine(value) else "module" \
+            if inspect.ismodule(value) else "data"
+        options = ["   :members:", "   :show-inheritance:"] if kind == "class" else \
+            ["   :members:"] if kind == "module" else ["   :no-value:"] if kind == "data" else []
+        parts += [f"## {name}", "\n".join(["```{eval-rst}", f".. auto{kind}:: {module}.{name}", *options, "```"])]
+    return "\n\n".join(parts) + "\n"
+
+
+@functools.cache
+def slugs() -> dict[str, str]:
+    """Return the anchor of an algorithm on docs/algorithms.md → its page's name."""
+    return {one.__name__.lower(): one.__name__ for there in algorithm_page.members().values() for one in there}
+
+
+def links(text: str, page: Path, stage: Path) -> str:
+    """Return a page whose links hold on the site: those to folders lead to their page, or are text; files are laid beside."""
+
+    def mended(link: re.Match[str]) -> str:
+        target, anchor = link["target"], link["anchor"] or ""
+        if target.endswith("algorithms.md") and anchor[1:] in slugs():
+            return f"[{link['text']}]({target.removesuffix('.md')}/{slugs()[anchor[1:]]}.md)"
+        if not target or target.endswith(".md"):
+            return link[0]
+        place = (page.parent / target).resolve()
+        name = place.relative_to(ROOT)
+        if place.is_dir():
+            return f"[{link['text']}]({target.rstrip('/')}.md)" if str(name) in MADE else link["text"]
+        (stage / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(place, stage / name)
+        return link[0]
+
+    return outside_blocks(text, lambda part: LINK.sub(mended, part))
+
+
+def lay_out(stage: Path) -> None:
+    """Write all that Sphinx reads into a folder."""
+    shutil.copytree(SITE, stage)
+    (stage / "navigation.yaml").unlink()
+
+    def lay(name: str, text: str) -> None:
+        (stage / f"{name}.md").parent.mkdir(parents=True, exist_ok=True)
+        (stage / f"{name}.md").write_text(links(text, ROOT / f"{name}.md", stage), encoding="utf-8")
+
+    contents = [toctree(pages, heading, hidden=True) for heading, pages in navigation().items()]
+    lay("index", (ROOT / "README.md").read_text(encoding="utf-8") + "\n" + "\n\n".join(contents) + "\n")
+    for name in {*written()} - MADE:
+        lay(name, (ROOT / f"{name}.md").read_text(encoding="utf-8"))
+    below = {"docs/algorithms": (algorithm_page.front(), algorithm_pages()),
+             "docs/reference": ("# Reference\n\nEvery public name, as its docstring says it: shapes, types, units, errors.",
+                                {module: reference(module, names) for module, names in rooms().items()}),
+             "docs/decisions": ("# Decisions\n\nOne a page: context, decision, what was rejected, consequences.",
+                                {page.stem: page.read_text(encoding="utf-8")
+                                 for page in sorted((ROOT / "docs" / "decisions").glob("*.md"))})}
+    for name, (head, pages) in below.items():
+        lay(name, f"{head}\n\n{toctree([f'{Path(name).name}/{page}' for page in pages])}\n")
+        for page, text in pages.items():
+            lay(f"{name}/{page}", text)
+
+
+def build(folder: Path) -> int:
+    """Build the site in a folder; return Sphinx's exit code, which a warning makes 1."""
+    shutil.rmtree(folder, ignore_errors=True)
+    lay_out(folder / "source")
+    return subprocess.run([sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html",
+                           str(folder / "source"), str(folder / "html")], check=False).returncode
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "site")
+    to = parser.parse_args().folder
+    code = build(to)
+    print(to / "html" / "index.html")
+    sys.exit(code)

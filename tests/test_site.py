@@ -1,0 +1,55 @@
+"""The site names every page once, its reference every public name, and it builds without a warning."""
+
+import importlib
+
+import algorithm_page
+import pytest
+import site_pages
+
+import parl_like
+
+pytestmark = pytest.mark.checkout
+
+
+def test_the_navigation_names_every_page_once():
+    named = [page for pages in site_pages.navigation().values() for page in pages]
+    made = {page for page in site_pages.MADE if not (site_pages.ROOT / f"{page}.md").exists()}
+    assert sorted(named) == sorted({*site_pages.written(), *made})
+
+
+def test_the_reference_has_every_public_name_and_each_is_described():
+    rooms = site_pages.rooms()
+    assert rooms["parl_like"] == list(parl_like.__all__)
+    assert {"parl_like.algorithms", "parl_like.models", "parl_like.environment.hooks"} <= rooms.keys()
+    for module, names in rooms.items():
+        page = site_pages.reference(module, names)
+        for name in names:
+            assert hasattr(importlib.import_module(module), name)
+            assert f":: {module}.{name}\n" in page and f"## {name}\n" in page
+
+
+def test_an_algorithm_has_a_page_with_its_light_scores_command_and_docstring():
+    members = {one.__name__: one for there in algorithm_page.members().values() for one in there}
+    pages = site_pages.algorithm_pages()
+    assert pages.keys() == members.keys()
+    dqn = pages["DQN"]
+    assert algorithm_page.inspect.getdoc(members["DQN"]) in dqn
+    assert "| DQN | " in dqn and "parl-like train dqn-cartpole\n" in dqn and "steps, " in dqn
+
+
+def test_links_of_the_checkout_hold_on_the_site(tmp_path):
+    page = site_pages.ROOT / "docs" / "benchmarks.md"
+    text = ("[a](algorithms.md#trpo) [b](../robots/) [c](decisions/) [d](evidence.yaml) [e](own.md#masks) [f](https://x.org)\n"
+            "```python\nrows[0](robots/)\n```\n")
+    assert site_pages.links(text, page, tmp_path) == (
+        "[a](algorithms/TRPO.md) b [c](decisions.md) [d](evidence.yaml) [e](own.md#masks) [f](https://x.org)\n"
+        "```python\nrows[0](robots/)\n```\n")
+    assert (tmp_path / "docs" / "evidence.yaml").is_file()
+    assert site_pages.moved_down("[e](own.md#masks)") == "[e](../own.md#masks)"
+
+
+@pytest.mark.slow
+def test_the_site_builds_without_a_warning(tmp_path):
+    pytest.importorskip("myst_parser")
+    assert site_pages.build(tmp_path / "site") == 0
+    assert "batch == buffer[indices]" in (tmp_path / "site/html/docs/reference/parl_like.html").read_text(encoding="utf-8")
