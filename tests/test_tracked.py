@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCE = {".py", ".pyx", ".pxd", ".pyi", ".cpp", ".h", ".sh", ".md", ".yaml", ".toml", ".txt", ".json", ".svg"}
+SOURCE = {".py", ".pyx", ".pxd", ".pyi", ".cpp", ".h", ".sh", ".md", ".yaml", ".toml", ".txt", ".json", ".svg",
+          ".html", ".css", ".js"}
 NAMES = {".gitignore", "LICENSE", "MANIFEST.in", "Makefile", "py.typed", "run"}
 # Not text, and here all the same: pictures of the documents, Sokoban's levels, and a checkpoint of the first format.
 BINARIES = ("docs/*.png", "docs/*.gif", "envs/sokoban/level_sets/*.txt.gz", "tests/data/frozen_format_*/*.safetensors")

@@ -253,6 +253,12 @@ def _report(args: argparse.Namespace) -> None:
     _show(args, {**found, "files": list(map(str, files))}, report.markdown(found).rstrip().split("\n"))
 
 
+def _dashboard(args: argparse.Namespace) -> None:
+    from parl_like.lab.dashboard import command
+
+    command.show(args.runs or [RUNS_DIR], args.host, args.port, args.open, args.export, partial(_show, args))
+
+
 def _diff(args: argparse.Namespace) -> None:
     from parl_like.lab.reports import difference
     from parl_like.lab.runs import rundir
@@ -545,6 +551,14 @@ VERBS = (
         RUNS,
         _option("--mark", "a score to be reached (default: what the experiment expects)", type=float, metavar="X"),
         _option("--out", "also write report.md, .html, .csv, runs.csv and pictures there", metavar="DIR"),
+    )),
+    Verb("dashboard", "show runs on a local page, live and finished: curves, robot, events, settings", _dashboard, (
+        _option("runs", "run directories, or folders with such (default: runs)", nargs="*", metavar="RUN"),
+        _option("--open", "open the page in the browser", action="store_true"),
+        _option("--port", "where to listen (default: 8765, or the next free one; 0: any)", type=_whole(0), metavar="N"),
+        _option("--host", "address of this machine to listen at (default: 127.0.0.1, for this machine alone)",
+                default="127.0.0.1", metavar="ADDRESS"),
+        _option("--export", "instead: write one HTML file that shows them without a server", default="", metavar="FILE"),
     )),
     Verb("diff", "say why two runs differ: settings, versions, code, results, and from which step on", _diff, (
         RUN, _option("other", "another one", metavar="RUN"),

@@ -15,9 +15,8 @@ from parl_like.lab.yaml_text import Tree
 EXTRAS = {"plot": "matplotlib", "tb": "tensorboard", "grid": "minigrid", "minigrid": "minigrid", "atari": "ale_py",
            "mujoco": "mujoco", "box2d": "Box2D", "dm-control": "shimmy", "pettingzoo": "pettingzoo", "mpe": "mpe2",
            "games": "pyspiel", "sweep": "optuna", "wandb": "wandb", "trackio": "trackio",
-           "mlflow": "mlflow", "export": "onnxruntime", "hdf5": "h5py", "minari": "minari", "ray": "ray",
-           "peers": "stable_baselines3",
-          "docs": "sphinx"}
+           "mlflow": "mlflow", "dashboard": "uvicorn", "export": "onnxruntime", "hdf5": "h5py", "minari": "minari", "ray": "ray",
+           "peers": "stable_baselines3", "docs": "sphinx"}
 """Extra → a module that it brings."""
 
 

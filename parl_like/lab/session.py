@@ -53,6 +53,7 @@ STANDARD = ("return/mean", "return/last", "episode/length")
 
 GIVE_UP_S = 30.0  # a disk that refused every checkpoint of so many seconds (three at least) ends the run
 FAILED_LINE = "the run failed"
+DESCRIBE_S = 1.0  # at least so long lies between two descriptions of the robot
 END_PATIENCE_S = 5.0  # how long a run that ends waits for a disk that refuses
 
 
@@ -75,6 +76,7 @@ class Session:
         self.seconds_before = 0.0
         self.started = time.perf_counter()
         self.saved_step = self.last_row = -1
+        self._describe_at = 0.0
         self.result: Tree | None = None
         self.ended: tuple[State, str] = "running", ""
         self.followers: list[Follower] = []
@@ -195,6 +197,7 @@ class Session:
                 self._evaluate_if_due(step, signals)
         if step > self.last_row:
             self._write_row(step)
+        self._describe(step)
         if step != self.saved_step:
             self._save(last=True)
         refuse_divergence(getattr(self.robot, "tasks", {}))
@@ -333,6 +336,13 @@ class Session:
     def _write_row(self, step: int) -> None:
         self.last_row = step
         self._write(self._row(step))
+        if (now := time.perf_counter()) >= self._describe_at:
+            self._describe_at = now + DESCRIBE_S
+            self._describe(step)
+
+    def _describe(self, step: int) -> None:
+        """Keeps who takes part in the robot at this step, for whoever draws it."""
+        self.run.save_description({"step": step, **self.robot.describe()})
 
     def _write(self, row: Mapping[str, float]) -> None:
         self.metrics.write(row)

@@ -52,6 +52,11 @@ def for_html(text: str) -> str:
     return html.escape(escaped(text))
 
 
+def for_page(text: str) -> str:
+    """Text that a page's own script writes as text: without colours of a terminal, else as `lines`, and not too long."""
+    return cut(lines(_COLOURS.sub("", text)))
+
+
 def for_csv(value: object) -> str:
     """A cell: numbers stay numbers; a text is none, and no formula either, for a spreadsheet."""
     if value is None or isinstance(value, (bool, int, float)):

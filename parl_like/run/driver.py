@@ -17,6 +17,7 @@ from parl_like.tasks.tickets import Ticket
 from parl_like.tasks.wrapper import ComputationWrapper
 from parl_like.values.agent_orders import AgentSignal
 from parl_like.values.errors import WrongCaller
+from parl_like.values.plain import State
 
 CALLED_BY_AGENT = (
     "an agent cannot run or halt all agents, for it would wait for itself (run, train_iter, collect, save, close and the like, "
@@ -55,6 +56,13 @@ class Pool(PoolPort, Protocol):
         """Hear what an agent, or a task while it served this agent's update, has raised."""
 
 
+class AgentProcess(Protocol):
+    """A process that runs agents: `parl_like.drivers.workers.handle.WorkerHandle`."""
+
+    def describe(self) -> State:
+        """Return its number, status, restarts and agents, as JSON values."""
+
+
 class Driver(Protocol):
     """Made with whether the mode is sync, and two functions to call with an agent and an error: for what an agent's code raised,
     and for an update that failed. What is written out here is for agents of this process, with their buffers.
@@ -64,6 +72,7 @@ class Driver(Protocol):
         parked: Those of them that wait for `resume`.
         stopping: No further batch is served, and `iterate` returns; set by `request_stop`, cleared by the robot after `halt`.
         collecting: Helpers shall store without learning, perhaps at random; for agents that are not in this process.
+        workers: Processes that agents run in; none where they run in this one.
         lock: Guards the queues, and is held where buffers are changed; None where one thread runs everything.
     """
 
@@ -72,6 +81,7 @@ class Driver(Protocol):
     parked: list[Agent]
     stopping: bool
     collecting: bool | str = False
+    workers: Sequence[AgentProcess] = ()
     lock: Any = None
 
     # ----------------------------------------------------------------------------------------------- called by communicators

@@ -18,6 +18,7 @@ from parl_like.environment.hooks import Hook, TraceHash, hooks_of
 from parl_like.environment.stop_conditions import StopAfterSteps, StopCondition
 from parl_like.run.agent_pool import AgentPool
 from parl_like.run.custom_loop import collecting, update_by_hand
+from parl_like.run.description import describe
 from parl_like.run.diagnosis import Diagnosis
 from parl_like.run.evaluation import EPISODE_LIMIT, FILM_LIMIT, Episodes, Evaluator, gather, greedy_action
 from parl_like.run.film import filmed
@@ -425,6 +426,10 @@ class Robot(Counted):
         that were too old for an on-policy task), … As long as there are any, 'episode/first_open': environments whose first
         episode has not ended, so that returns are those of short ones."""
         return self._metrics.metrics()
+
+    def describe(self) -> State:
+        """Return who takes part: driver, agents, tasks with queues and buffers, workers (`parl_like.run.description`)."""
+        return describe(self)
 
     def remarks(self) -> list[str]:
         """Return what a user should know at the end of a run and may not have seen: a sentence each; usually none."""

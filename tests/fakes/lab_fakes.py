@@ -94,6 +94,9 @@ class FakeRobot:
             out |= {"RL/loss": self.noise / 2**62}
         return out
 
+    def describe(self) -> dict[str, Any]:
+        return {"n_agents": self.config.n_agents, "tasks": [{"name": "RL"}]}
+
     def checkpoint_boundary(self) -> None:
         self.position = 0
         self.boundaries += 1

@@ -13,6 +13,7 @@ from parl_like.drivers.messages import Kind, Message
 from parl_like.interfaces import LearnerProgress
 from parl_like.process.child import RestartBudget
 from parl_like.tasks.row_slots import Owner
+from parl_like.values.plain import State
 
 
 class WorkerStatus(Enum):
@@ -80,6 +81,11 @@ class WorkerHandle:
         if status not in BECOMES[self.status]:
             raise RuntimeError(f"{self} is {self.status.value} and cannot become {status.value}")
         self.status = status
+
+    def describe(self) -> State:
+        """Return its number, status, restarts and agents as JSON values."""
+        return {"worker": self.number, "status": "slow" if self.slow else self.status.value,
+                "restarts": max(self.incarnation, 0), "agents": [agent.index for agent in self.agents]}
 
     def rest(self) -> None:
         """Its agents do not run any more, where they did."""

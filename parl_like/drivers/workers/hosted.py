@@ -80,6 +80,7 @@ class HostedDriver(CooperativeDriver):
 
     pool: AgentPool
     defaults: Callable[[], Any]
+    workers: list[WorkerHandle]
     patience = 0.0  # see `_patience_for`
 
     def __init__(self, sync: bool, failed: Callable[[Any, BaseException], None], options: Any = None) -> None:

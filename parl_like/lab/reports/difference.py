@@ -26,12 +26,13 @@ def difference(a: RunDir, b: RunDir) -> dict[str, Any]:
     Raises:
         RunError: one is not readable.
     """
-    one, other = (_facts(run) for run in (a, b))
+    one, other = (facts(run) for run in (a, b))
     differs = [what for what in {**one, **other} if one.get(what) != other.get(what)]
     return {"rows": [{"what": what, "a": one.get(what), "b": other.get(what)} for what in differs], "metrics": parted(a, b)}
 
 
-def _facts(run: RunDir) -> dict[str, object]:
+def facts(run: RunDir) -> dict[str, object]:
+    """Return what can differ between two runs, by what it is, see `difference`. Raises RunError: it is not readable."""
     info, result = run.info(), run.result() or {}
     facts: dict[str, object] = {"experiment": info.experiment, "state": run.state()}
     config = {key: value for key, value in run.config().items() if key not in NOT_COMPARED}

@@ -203,7 +203,7 @@ def curves(run: RunDir, metric: str, also: Sequence[str] = ()) -> dict[str, tupl
     names = [name for name in (metric, *also) if name in table.header]
     if metric not in names or "step" not in table.header:
         raise PlotError(f"{run.path}: {_no_metric(metric, table.header)}")
-    found, early = [[_Curve() for _ in names] for _ in range(2)]
+    found, early = [[Curve() for _ in names] for _ in range(2)]
     # The first episodes to end are short ones: a mean of returns begins when each environment has ended one.
     counted = [FIRST_OPEN] if metric.startswith("return/") and FIRST_OPEN in table.header else []
     for step, *cells in table.cells(["step", *names, *counted]):
@@ -212,9 +212,9 @@ def curves(run: RunDir, metric: str, also: Sequence[str] = ()) -> dict[str, tupl
             one = before if still_open and name == metric else after  # evaluations are whole from the first on
             if cell and math.isfinite(value := number(cell)) and math.isfinite(at := number(step)):
                 one.add(min(max(at, -DRAWN), DRAWN), min(max(value, -DRAWN), DRAWN))
-    points = {name: one.points() for name, one in zip(names, found, strict=True)}
+    points = {name: (*one.points(),) for name, one in zip(names, found, strict=True)}
     if not points[metric][0].size:  # a short run has no others
-        points = {name: one.points() for name, one in zip(names, early, strict=True)}
+        points = {name: (*one.points(),) for name, one in zip(names, early, strict=True)}
     if not points[metric][0].size:
         other = next((name for name in table.header if name.endswith("/loss")), "")
         raise PlotError(f"{run.path}: metric {metric!r} has no value yet; train for longer"
@@ -222,40 +222,56 @@ def curves(run: RunDir, metric: str, also: Sequence[str] = ()) -> dict[str, tupl
     return {name: of_one for name, of_one in points.items() if of_one[0].size}
 
 
-class _Curve:
-    """Takes the points of a curve one by one: of over POINTS every 2ⁿ ones leave one, peaks first, so that some POINTS / 2 to
-    POINTS are left."""
+class Curve:
+    """Takes the points of a curve as they come: of over POINTS every 2ⁿ ones leave one, peaks first, so that some POINTS / 2 to
+    POINTS are left.
 
-    def __init__(self) -> None:
-        self._steps: list[float] = []
-        self._values: list[float] = []
-        self._before = np.empty((2, 0))  # what was taken in, thinned out n times
+    Args:
+        rows: Numbers of a point; the second is the value, whose peaks stay.
+    """
+
+    def __init__(self, rows: int = 2) -> None:
+        self._new: list[tuple[float, ...]] = []
+        self._before = np.empty((rows, 0))  # what was taken in, thinned out n times
+        self._later = np.empty((rows, 0))  # what came with `extend`, and is not taken in yet
         self._n = 0
 
-    def add(self, step: float, value: float) -> None:
-        self._steps.append(step)
-        self._values.append(value)
-        if len(self._values) >= POINTS:
+    def add(self, *point: float) -> None:
+        self._new.append(point)
+        if len(self._new) >= POINTS:
+            self._gather()
+
+    def extend(self, points: Floats) -> None:
+        """Take points, [rows, n]."""
+        self._later = np.concatenate([self._later, points], axis=1)
+        if self._later.shape[1] >= POINTS:
             self._take_in()
 
-    def points(self) -> tuple[Floats, Floats]:
-        """Steps and values, each [n]."""
-        self._take_in()
-        return self._before[0], self._before[1]
+    def points(self) -> Floats:
+        """[rows, n]; the newest are not taken in for good, so they are thinned out like all others when more have come."""
+        self._gather()
+        return np.concatenate([self._before, self._thin(self._later)], axis=1)
+
+    def _gather(self) -> None:
+        if self._new:
+            new, self._new = self._new, []
+            self.extend(np.array(new).T)
+
+    def _thin(self, points: Floats) -> Floats:
+        for _ in range(self._n):
+            points = thinned(points)
+        return points
 
     def _take_in(self) -> None:
-        new = np.array([self._steps, self._values])
-        for _ in range(self._n):
-            new = thinned(new)
-        self._before = np.concatenate([self._before, new], axis=1)
-        if self._before.shape[1] > POINTS:
+        self._before = np.concatenate([self._before, self._thin(self._later)], axis=1)
+        self._later = self._later[:, :0]
+        while self._before.shape[1] > POINTS:
             self._before, self._n = thinned(self._before), self._n + 1
-        self._steps, self._values = [], []
 
 
 def thinned(curve: Floats) -> Floats:
-    """About half of the points of a curve, [2, n], steps and values: of each four neighbours the least and the greatest one, and
-    all that are left over, the first and the last."""
+    """About half of the points of a curve, [2 or more, n], steps, values and more: of each four neighbours the least and the
+    greatest one, and all that are left over, the first and the last."""
     n = curve.shape[1]
     fours = curve[1, : n // 4 * 4].reshape(-1, 4)
     keep = np.arange(n) >= fours.size

@@ -32,9 +32,11 @@ class Outbox:
     Args:
         folder: The directory. One that is deleted or replaced meanwhile ends in a RunError, never in a new directory.
         warn: Gets one line for each cause that the disk names, once.
+        base: A folder above it that the user has named, below which no link is followed; None: the directory itself.
     """
 
-    def __init__(self, folder: Path, warn: Callable[[str], None] | None = None) -> None:
+    def __init__(self, folder: Path, warn: Callable[[str], None] | None = None, base: Path | None = None) -> None:
+        self._base = base or folder
         self.folder, self.warn = folder, warn or _LOG.warning
         self._lock = threading.RLock()  # a warning is an event, too, and comes back here
         self._replaced: dict[str, bytes] = {}
@@ -73,7 +75,7 @@ class Outbox:
                 waiting = self._replaced[name] + waiting
             else:
                 try:
-                    file = open_file(self.folder / name, base=self.folder, limit=limit)
+                    file = open_file(self.folder / name, base=self._base, limit=limit)
                 except FileNotFoundError:
                     if name not in self._appended:
                         raise
@@ -84,6 +86,13 @@ class Outbox:
                     left -= len(piece)
                     yield piece
         yield waiting
+
+    def tail(self, name: str, size: int) -> tuple[bytes, bool]:
+        """The last `size` bytes of a file on the disk, and whether they are all of it. Raises OSError."""
+        with open(open_file(self.folder / name, base=self._base), "rb", buffering=0) as file:
+            whole = os.fstat(file.fileno()).st_size
+            file.seek(max(0, whole - size))
+            return file.read(size), whole <= size
 
     def tend(self) -> None:
         """Tries once more to write what waits, if the last attempt is a moment ago. Cheap where nothing waits."""

@@ -4,6 +4,7 @@
       run.json           RunInfo: experiment, state, process, times, versions, git, command
       config.yaml        the complete configuration; loads back unchanged
       log.txt            for people; tracebacks go here
+      robot.json         who takes part in the robot: agents, tasks, queues, workers
       metrics.csv        one row per report; a metric that appears later adds a column
       events.jsonl       what happened when: started, checkpoint, resumed, stopped …
       sources/           the Python sources that the run was made by, see parl_like.lab.snapshot
@@ -97,15 +98,18 @@ class RunDir:
 
     It may come from somebody else: only plain files in it are read and written, up to a size, and no link in it is followed. What
     the disk refuses waits in memory (`outbox`).
+
+    Args:
+        base: A folder above it that the user has named; below that one no link is followed. None: the directory itself.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, base: Path | None = None) -> None:
         self.path = path
         self.config_file, self.log_file = path / "config.yaml", path / "log.txt"
         self.metrics_file = path / "metrics.csv"
         self.checkpoints, self.tensorboard, self.plots, self.videos = (
             path / name for name in ("checkpoints", "tb", "plots", "videos"))
-        self.outbox = Outbox(path)
+        self.outbox = Outbox(path, base=base)
 
     @classmethod
     def create(cls, experiment: str, config: Mapping[str, Any], command: Sequence[str] = (),
@@ -223,6 +227,9 @@ class RunDir:
         line = json.dumps(plain({"time": now(), "event": kind, **fields}), allow_nan=False)
         self.outbox.append("events.jsonl", line.encode() + b"\n")
 
+    def save_description(self, robot: Mapping[str, object]) -> None:
+        self.outbox.replace("robot.json", json.dumps(plain(robot), allow_nan=False).encode() + b"\n")
+
     def save_result(self, result: Mapping[str, object]) -> None:
         self.outbox.replace("result.json", json.dumps(plain(result), indent=2, allow_nan=False).encode() + b"\n")
 
@@ -251,6 +258,18 @@ class RunDir:
             yield from self.outbox.pieces(name, limit)
         except FileNotFoundError:
             return
+        except OSError as error:
+            raise RunError(f"{self.path / name} is not readable: {error.strerror or error}") from None
+
+    def tail(self, name: str, size: int) -> tuple[bytes, bool]:
+        """The last `size` bytes of a file, whatever its size, and whether they are all of it; nothing where there is none.
+
+        Raises RunError: it is no plain file.
+        """
+        try:
+            return self.outbox.tail(name, size)
+        except FileNotFoundError:
+            return b"", True
         except OSError as error:
             raise RunError(f"{self.path / name} is not readable: {error.strerror or error}") from None
 
