@@ -23,7 +23,7 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 gc.disable()  # until all tests are collected: what is made there stays
 
 if not torch.cuda.is_available():  # the same draws; torch's own function keeps a stack for each device that is not there
-    torch.manual_seed = torch.random.manual_seed = torch.default_generator.manual_seed
+    torch.manual_seed = torch.random.manual_seed = lambda seed: torch.default_generator.manual_seed(seed)  # noqa: PLW0108
 
 # Tests run beside others (`pytest -n`): each process has a folder of /dev/shm for itself, so that one sees nothing of another.
 MEMORY = tempfile.mkdtemp(prefix="parl-like-tests-", dir="/dev/shm") if os.path.isdir("/dev/shm") else ""
