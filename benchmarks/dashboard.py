@@ -59,16 +59,15 @@ def used() -> float:
 
 def whole(board: Any) -> tuple[int, list[float]]:
     """Ask until all is read; return the last count of changes, and the seconds of each answer."""
-    now, seconds = 0, []
-    while True:
+    now, seconds, more = 0, list[float](), True
+    while more:
         begin = time.perf_counter()
-        found = board.runs(0)
-        seconds.append(time.perf_counter() - begin)
-        begin = time.perf_counter()
-        curves = board.curves(METRICS, found["ids"], 0)
-        seconds.append(time.perf_counter() - begin)
-        if not (found["more"] or curves["more"]):
-            return max(found["now"], curves["now"], now), seconds
+        found = board.runs()
+        between = time.perf_counter()
+        curves = board.curves(METRICS, found["ids"], now)
+        seconds += [between - begin, time.perf_counter() - between]
+        now, more = curves["now"], found["more"] or curves["more"]
+    return now, seconds
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -95,7 +94,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 step = args.rows // args.runs * 100 + 100 * n
                 run.outbox.append(TABLE, f"{step},{step / 1000},{n},{n}{',0' * (args.columns - 4)}\n".encode())
             begin = time.perf_counter()
-            now = max(board.runs(now)["now"], board.curves(METRICS, ids, now)["now"])
+            board.runs(now)
+            now = board.curves(METRICS, ids, now)["now"]
             board.run(ids[0])
             updates.append(time.perf_counter() - begin)
             if n % 20 == 19:

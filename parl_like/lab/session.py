@@ -54,6 +54,7 @@ STANDARD = ("return/mean", "return/last", "episode/length")
 GIVE_UP_S = 30.0  # a disk that refused every checkpoint of so many seconds (three at least) ends the run
 FAILED_LINE = "the run failed"
 DESCRIBE_S = 1.0  # at least so long lies between two descriptions of the robot
+DESCRIBE_SHARE = 0.005  # of the time that they may take, on a slow disk
 END_PATIENCE_S = 5.0  # how long a run that ends waits for a disk that refuses
 
 
@@ -336,9 +337,10 @@ class Session:
     def _write_row(self, step: int) -> None:
         self.last_row = step
         self._write(self._row(step))
-        if (now := time.perf_counter()) >= self._describe_at:
-            self._describe_at = now + DESCRIBE_S
+        if (begin := time.perf_counter()) >= self._describe_at:
             self._describe(step)
+            end = time.perf_counter()
+            self._describe_at = end + max(DESCRIBE_S, (end - begin) / DESCRIBE_SHARE)
 
     def _describe(self, step: int) -> None:
         """Keeps who takes part in the robot at this step, for whoever draws it."""

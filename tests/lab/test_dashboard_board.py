@@ -19,6 +19,7 @@ from parl_like.lab.dashboard.board import Board, NotThere
 from parl_like.lab.dashboard.columns import Column, bucketed, cells, cells_reference, header_of
 from parl_like.lab.reports.plots import POINTS, curves
 from parl_like.lab.runs.metrics import METRICS, as_csv
+from parl_like.lab.runs.outbox import RunError
 
 NASTY = [
     "",
@@ -44,12 +45,7 @@ NASTY = [
 
 def told(board, metric, ids=None):
     """All curves of a metric."""
-    found = {}
-    while True:
-        answer = board.curves([metric], board.runs()["ids"] if ids is None else ids)
-        found |= {one["run"]: one for one in answer["curves"]}
-        if not answer["more"]:
-            return found
+    return {one["run"]: one for one in board.whole([metric], board.runs()["ids"] if ids is None else ids)}
 
 
 def only(board):
@@ -227,6 +223,30 @@ def test_long_work_is_divided_among_answers(tmp_path, monkeypatch):
     assert asked > 1 and found == {*first["ids"]}
 
 
+def test_curves_that_have_no_room_in_an_answer_come_with_the_next_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(boards, "MAX_POINTS", 70)  # two of ten points: 40 numbers each
+    runs = [make_run(tmp_path, f"run{i}", state="running") for i in range(5)]
+    board = Board([tmp_path])
+    ids = board.runs()["ids"]
+    answers = [board.curves(["RL/loss"], ids)]
+    while answers[-1]["more"]:
+        answers.append(board.curves(["RL/loss"], ids, answers[-1]["now"]))
+    assert [len(one["curves"]) for one in answers] == [2, 2, 1]
+    assert {one["run"] for answer in answers for one in answer["curves"]} == {*ids}
+    now = answers[-1]["now"]
+    assert board.curves(["RL/loss"], ids, now)["curves"] == []
+    # What changes while the rest is on its way comes, too, and nothing is told twice.
+    first = board.curves(["RL/loss"], ids)
+    for run in runs:
+        run.outbox.append(METRICS, as_csv([[str(one) for one in row(10)]]))
+    found, now, more = [], first["now"], True
+    while more:
+        answer = board.curves(["RL/loss"] * 2, ids * 2, now)
+        found, now, more = found + answer["curves"], answer["now"], answer["more"]
+    assert sorted(one["run"] for one in found) == sorted(ids) and {one["points"]["x"][-1] for one in found} == {1000}
+    assert len(board.whole(["RL/loss", "return/mean"], ids)) == 10
+
+
 def test_robot_events_settings_and_differences(tmp_path):
     make_run(tmp_path, "one", config={"lr": 0.5})
     make_run(tmp_path, "two", config={"lr": 0.25}, seed=1)
@@ -368,6 +388,7 @@ def test_names_that_are_no_utf_8_are_shown(tmp_path):
         ("run.json", b'{"name": 3}'),
         ("robot.json", b'{"tasks": 3, "workers": {}, "agents": [[[]]]}'),
         ("robot.json", b"[1]"),
+        ("robot.json", b'{"tasks": [{"name": "RL", "helper": ' + b"[" * 900 + b"]" * 900 + b"}]}"),
         ("robot.json", b'{"n_agents": 1' + b"0" * 500 + b"}"),
         ("robot.json", b'{"tasks": [{"name": {"a": []}, "predict": 3, "learn": {"max_rows": "x"}}]}'),
         ("events.jsonl", b'\xff\n{}\n[]\n{"event": {}}\n' + b"[" * 5_000),
@@ -467,6 +488,24 @@ def test_a_folder_of_very_many_files_is_left_in_the_middle(tmp_path, monkeypatch
     looked.clear()
     board = Board([junk])
     assert board.runs()["ids"] == [] and "only the first 500" in board.runs()["notes"][0] and len(looked) <= 502
+
+
+def test_a_table_whose_header_never_ends_is_given_up(tmp_path):
+    run = make_run(tmp_path, "one")
+    column = Column(run.path, run.path, "RL/loss")
+    column.advance(time.perf_counter() + 60)
+    run.outbox.replace(METRICS, b'"' + b"x\n" * 5_000_000)  # another table while its curve is followed
+    with pytest.raises(RunError, match="its header has no end"):
+        column.advance(time.perf_counter() + 60)
+    assert len(column._head) < 5_000_000
+
+
+def test_of_a_robot_only_so_much_is_told(tmp_path):
+    make_run(tmp_path, "one", description={"tasks": [{"name": str(i)} for i in range(500)], "agents": [{}] * 9_000,
+                                           "workers": [{}] * 500})
+    board = Board([tmp_path])
+    robot = board.run(only(board)["id"])["robot"]
+    assert [len(robot[key]) for key in ("tasks", "agents", "workers")] == [64, 256, 64]
 
 
 def test_memory_is_bounded(tmp_path, monkeypatch):

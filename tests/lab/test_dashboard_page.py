@@ -15,6 +15,7 @@ pytest.importorskip("uvicorn")
 import chromium
 from dashboards import DESCRIPTION, Served, make_run, row
 
+from parl_like.lab.dashboard import board as boards
 from parl_like.lab.dashboard.export import export
 from parl_like.lab.runs.metrics import METRICS, as_csv
 from parl_like.lab.runs.rundir import RunDir
@@ -123,6 +124,25 @@ def test_numbers_move_while_a_run_goes_on(browser, folder, site):
     browser.wait("[...document.querySelectorAll('svg.robot text')].some((one) => one.textContent === 'version 4,321')")
     browser.wait("[...document.querySelectorAll('#table tr.focus td')].some((one) => one.textContent === '4,400')")
     assert browser.errors == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("later", "draws"), [(0, 1), (1000, 7)])
+def test_curves_are_drawn_seldom_while_more_is_to_come(browser, site, monkeypatch, later, draws):
+    """Seven answers bring a curve each. `later`: ms that the page's clock goes on at each look at it."""
+    opened(browser, site)
+    browser.wait("document.querySelectorAll('.chart canvas').length === 2")
+    monkeypatch.setattr(boards, "TURN_S", 0.0)
+    browser.evaluate("document.documentElement.dataset.whole = ''")
+    browser.evaluate(
+        "(() => { const draw = lab.curves.draw; let now = performance.now(); lab.drawn = 0;"
+        f"performance.now = () => (now += {later}); lab.curves.draw = () => {{ lab.drawn += 1; draw(); }};"
+        "lab.view.set({ metrics: 'updates/RL' }); lab.poll(); })()"
+    )
+    browser.wait("lab.known.curves.has('updates/RL') && lab.known.curves.get('updates/RL').of.size === 7")
+    browser.wait(WHOLE)
+    assert browser.evaluate("lab.drawn") == draws
+    assert browser.evaluate("document.querySelectorAll('.chart canvas').length") == 1 and browser.errors == []
 
 
 @pytest.mark.slow

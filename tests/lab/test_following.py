@@ -105,7 +105,7 @@ def test_a_run_that_fails_is_told(heard, monkeypatch):
     assert heard[0].ends == ["failed"]
 
 
-@pytest.mark.parametrize("driver", ["cooperative", "processes"])
+@pytest.mark.parametrize("driver", ["cooperative", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_script_hands_over_metrics(heard, driver):
     hook = Heard(every=100)
     with Robot.of("PPO", "CartPole-v1", n_agents=2, unroll=20, hidden=[4], driver=driver) as robot:
@@ -167,6 +167,7 @@ def records(data):
             whole = b""
 
 
+@pytest.mark.slow
 def test_wandb_offline():
     pytest.importorskip("wandb")
     from wandb.proto import wandb_internal_pb2
@@ -188,6 +189,7 @@ def test_wandb_offline():
     keyless("run")
 
 
+@pytest.mark.slow
 def test_mlflow_offline():
     pytest.importorskip("mlflow")
     assert train("MLflowHook", "MLflowHook.experiment=mine") == 0

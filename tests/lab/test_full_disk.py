@@ -3,6 +3,7 @@
 import csv
 import errno
 import io
+import itertools
 import json
 import os
 import re
@@ -11,7 +12,9 @@ import subprocess
 import sys
 import textwrap
 import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from lab_fakes import MODULE, FakeRobot
@@ -131,6 +134,37 @@ def test_a_run_whose_result_cannot_be_written_fails(monkeypatch):
     code, run, screen = train()
     assert (code, json.loads((run.path / "run.json").read_text())["state"]) == (1, "failed")
     assert "the disk did not take" in screen.splitlines()[-1] and "result.json" in screen.splitlines()[-1]
+
+
+@pytest.mark.parametrize("what", ["folder", "full"])
+def test_a_description_that_cannot_be_written_costs_the_run_nothing(monkeypatch, what):
+    """Nobody waits for the picture of a robot, so no run may fail for want of it."""
+    real, tried = outbox.replace_file, []
+
+    def replaced(path, data, **options):
+        if path.name == "robot.json":
+            tried.append(data)
+            if what == "full":
+                raise OSError(errno.ENOSPC, "No space left on device")
+        real(path, data, **options)
+
+    monkeypatch.setattr(outbox, "replace_file", replaced)
+    monkeypatch.setattr(session, "DESCRIBE_S", 0.0)
+    monkeypatch.setattr(session, "DESCRIBE_SHARE", float("inf"))
+    monkeypatch.setattr(FakeRobot, "at_step", {5: lambda: os.makedirs("run/robot.json/mine")} if what == "folder" else {})
+    code, run, screen = train()
+    assert (code, run.state(), run.outbox.flush()) == (0, "finished", []) and len(tried) == 41
+    assert "robot.json" not in screen and [path.name for path in run.path.iterdir() if ".partial." in path.name] == []
+
+
+def test_descriptions_take_a_small_share_of_the_time(monkeypatch):
+    """Each look at this clock takes half a second, so a description does, too: the next one comes after a hundred."""
+    clock = itertools.count(0.0, 0.5)
+    monkeypatch.setattr(session, "time", SimpleNamespace(perf_counter=lambda: next(clock), monotonic=time.monotonic))
+    described, describe = [], FakeRobot.describe
+    monkeypatch.setattr(FakeRobot, "describe", lambda self: (described.append(1), describe(self))[1])
+    assert train()[0] == 0 and next(clock) > 30
+    assert len(described) == 2, "in the first row, and at the end"
 
 
 def test_a_disk_that_is_full_at_the_end_is_waited_for(monkeypatch):

@@ -16,6 +16,7 @@ from parl_like.lab import experiment as experiments
 from parl_like.lab import foreign, runner
 from parl_like.lab.cli import main
 from parl_like.lab.config import ExperimentConfig, Workers, resolve, to_dict
+from parl_like.lab.dashboard import robot_state
 from parl_like.lab.runs.checkpoint import Checkpoints
 from parl_like.lab.runs.rundir import RunDir
 from parl_like.lab.yaml_text import ConfigError, dump_yaml, load_yaml
@@ -132,6 +133,13 @@ def test_resources_are_typed():
 
 def test_a_run_of_the_user_s_own_goes_on_without_a_word_and_a_changed_one_is_said_again(capsys):
     run = train("driver=processes", "workers.count=2", "warmup=8", "batch_size=8")
+    drawn = robot_state.read(run)  # what a dashboard says of a run with workers, at its end
+    (task,) = drawn["tasks"]
+    assert (drawn["driver"], drawn["n_agents"], drawn["n_envs"], drawn["step"]) == ("processes", 2, 2, 40)
+    assert [(one["worker"], one["restarts"], one["agents"]) for one in drawn["workers"]] == [(0, 0, [0]), (1, 0, [1])]
+    assert {one["status"] for one in drawn["workers"]} <= {"ready", "running"}
+    assert (task["name"], task["algorithm"], task["learns"], task["learn"]["max_rows"]) == ("RL", "DQN", True, 8)
+    assert task["version"] == task["updates"] > 0 and sum(one["steps"] for one in drawn["agents"]) == 40
     before = run.result()
     assert runner.evaluate("run")["mean_return"] == before["evaluation"]["mean_return"], "what acts is all that it takes"
     with load_run("run") as robot:

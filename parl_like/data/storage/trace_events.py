@@ -10,7 +10,9 @@ from __future__ import annotations
 import json
 import logging
 import os
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from time import perf_counter_ns, time
@@ -70,8 +72,9 @@ class TraceEvents:
                 raise OSError("the disk is full")
         except OSError as error:
             _LOG.warning("%s gets no more events: %s", self.path, error.strerror or error)
-            os.ftruncate(self._file, at)
-            os.pwrite(self._file, _END, at)
+            with suppress(OSError):  # a disk that is gone takes no end either; readers do without
+                os.ftruncate(self._file, at)
+                os.pwrite(self._file, _END, at)
             self.close()
             return False
         self.size = at + len(text) - len(_END) + 1
@@ -131,7 +134,7 @@ class Lane(NamedTuple):
 
 
 class Recorder:
-    """Events on their way to a file.
+    """Events on their way to a file; several threads may add and write.
 
     Attributes:
         spans: Those that are not written yet. add: Adds one: a method of the list, for hot code.
@@ -145,6 +148,7 @@ class Recorder:
         self.add, self.full = self.spans.append, False
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._explained: set[str] = set()
+        self._writing = threading.Lock()
         self._until, self._waited, self._origin = max_bytes, 0, perf_counter_ns()
         for pid, group in enumerate(GROUPS, 1):
             self._describe("process_name", pid, 0, name=group)
@@ -200,10 +204,11 @@ class Recorder:
 
     def write(self) -> None:
         """Write what waits. Of what finds no room nothing stays."""
-        texts, spans, origin = self._texts[:], self.spans[:], self._origin
-        del self._texts[: len(texts)], self.spans[: len(spans)]
-        if self.full:
-            return
-        texts += [f'{head},"ts":{(begin - origin) * 0.001:.3f},"dur":{(end - begin) * 0.001:.3f}{more}}}'
-                  for head, begin, end, more in spans]
-        self.full = not self._file.write(texts) or self._file.size >= self._until
+        with self._writing:
+            texts, spans, origin = self._texts[:], self.spans[:], self._origin
+            del self._texts[: len(texts)], self.spans[: len(spans)]
+            if self.full:
+                return
+            texts += [f'{head},"ts":{(begin - origin) * 0.001:.3f},"dur":{(end - begin) * 0.001:.3f}{more}}}'
+                      for head, begin, end, more in spans]
+            self.full = not self._file.write(texts) or self._file.size >= self._until

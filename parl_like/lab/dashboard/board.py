@@ -38,6 +38,8 @@ MAX_PICTURE = 32 << 20  # bytes
 COMPARED = 8  # runs that are compared at a time
 MAX_ROWS = 1_000  # of settings and differences
 FILES = ("run.json", "result.json", METRICS, "config.yaml")
+DAMAGED = (UsageError, ValueError, AttributeError, TypeError, OverflowError, RecursionError)
+"""Errors that a file raises which no run has written; it shows, and harms no other run."""
 
 
 class NotThere(LookupError):
@@ -88,34 +90,49 @@ class Board:
                 more = known.look(entry, self._tick, late) or more
                 n_read += known.read - before
             rows = [known.row for known in self._rows.values() if known.changed > since]
-            names = sorted({name for known in self._rows.values() for name in known.header})
+            names = sorted({name for known in self._rows.values() for name in known.columns})
             return {"now": self._now, "ids": [*entries], "runs": rows, "more": more, "notes": self.catalogue.notes,
-                    "metrics": for_people(names[:MAX_COLUMNS])}
+                    "metrics": names[:MAX_COLUMNS]}
 
     def curves(self, metrics: Sequence[str], ids: Sequence[str], since: int = 0) -> Tree:
-        """Return the curves of these metrics and runs that have changed after `since`, thinned out. `more`: ask again at once."""
+        """Return the curves of these metrics and runs that have changed after `since`, thinned out. `more`: ask again at once,
+        since `now`, for what this answer had no time or no room for."""
         with self._lock:
-            until, left, more, out = time.perf_counter() + TURN_S, MAX_POINTS, False, list[Tree]()
-            n_read = 0
-            known = {for_people(name): name for one in self._rows.values() for name in one.header}
-            now = self._now
-            for metric in metrics:
-                column = known.get(metric, metric)
-                for name in ids:
-                    entry = self.catalogue.entries.get(name)
-                    if entry is None or not entry.is_there() or column not in self._header(name):
+            until, more, n_read, changed = time.perf_counter() + TURN_S, False, 0, list[tuple[_Followed, Tree]]()
+            there = [(name, entry) for name in dict.fromkeys(ids)
+                     if (entry := self.catalogue.entries.get(name)) is not None and entry.is_there()]
+            for metric in dict.fromkeys(metrics):
+                for name, entry in there:
+                    column = self._rows[name].columns.get(metric) if name in self._rows else None
+                    if column is None:
                         continue
-                    behind = self._is_behind(name, column)
-                    if left <= 0 or n_read and behind and time.perf_counter() > until:  # each answer brings it further
+                    curve = self._curves.get((name, column))
+                    behind = curve is None or curve.behind
+                    if n_read and behind and time.perf_counter() > until:  # each answer brings it further
                         more = True
-                        continue
-                    n_read += behind
-                    curve = self._curve(entry, column)
-                    more = curve.look(self._tick, until) or more
-                    if curve.changed > since:
-                        out.append({"run": name, "metric": metric, **curve.shown})
-                        left -= curve.size
-            return {"now": self._now if not more else now, "curves": out, "more": more}
+                    else:
+                        n_read += behind
+                        curve = self._curve(entry, column)
+                        more = curve.look(self._tick, until) or more
+                    if curve is not None and curve.changed > since:
+                        changed.append((curve, {"run": name, "metric": metric}))
+            # What changed first is told first, so `now` says what has been told where the rest has no room.
+            now, left, out = self._now, MAX_POINTS, list[Tree]()
+            for curve, named in sorted(changed, key=lambda one: one[0].changed):
+                if left <= 0:
+                    return {"now": now, "curves": out, "more": True}
+                out.append(named | curve.shown)
+                now, left = curve.changed, left - curve.size
+            return {"now": self._now, "curves": out, "more": more}
+
+    def whole(self, metrics: Sequence[str], ids: Sequence[str]) -> list[Tree]:
+        """Return all curves of these metrics and runs, however long that takes."""
+        found, now, more = dict[tuple[str, str], Tree](), 0, True
+        while more:
+            answer = self.curves(metrics, ids, now)
+            found |= {(one["metric"], one["run"]): one for one in answer["curves"]}
+            now, more = answer["now"], answer["more"]
+        return [*found.values()]
 
     def run(self, name: str) -> Tree:
         """Return all that a page shows of one run but its curves: settings, robot, events, files."""
@@ -146,7 +163,7 @@ class Board:
             for name in names[:COMPARED]:
                 try:
                     found.append(facts(self._entry(name).run))
-                except UsageError as error:
+                except DAMAGED as error:
                     found.append({"readable": without_trace(error)})
             rows = []
             for what in dict.fromkeys(key for one in found for key in one):
@@ -176,15 +193,6 @@ class Board:
             raise NotThere(name)
         return entry
 
-    def _header(self, name: str) -> Sequence[str]:
-        known = self._rows.get(name)
-        return () if known is None else known.header
-
-    def _is_behind(self, name: str, column: str) -> bool:
-        """Return whether a curve has not been read yet, or not to its end."""
-        known = self._curves.get((name, column))
-        return known is None or known.behind
-
     def _curve(self, entry: Entry, column: str) -> _Followed:
         key = (entry.id, column)
         if key not in self._curves:
@@ -199,14 +207,15 @@ class _Known:
     """A run's row in the table, kept as long as its files are the same.
 
     Attributes:
-        row: JSON values. settings: key → text. header: its metrics. changed: When it did, as the board counts.
+        row: JSON values. settings: key → text. columns: Its metrics: as they are shown → as they are. changed: When it did, as
+            the board counts.
         read: How often its settings were.
     """
 
     def __init__(self) -> None:
         self.row: Tree = {}
         self.settings: dict[str, str] = {}
-        self.header: list[str] = []
+        self.columns: dict[str, str] = {}
         self.changed = self.read = 0
         self._seen: tuple[object, ...] = ()
         self._config: object = ()
@@ -250,7 +259,7 @@ class _Known:
                      "score": None, "best": None, "return": None, "started": "", "seconds": None, "speed": None, "note": ""}
         try:
             info, last = entry.run.info(), last_row(entry.run)
-            self.header = _header(entry)
+            self.columns = {for_people(name): name for name in _header(entry)}
             result = entry.run.result() or {}
             differs = {key: value for key, value in info.differs.items() if key.split(".")[0] not in BOOKKEEPING}
             score = _score(result.get("evaluation"), info.evaluated.get("score"))
@@ -259,7 +268,7 @@ class _Known:
                     "steps": last.get(STEP), "score": score, "best": info.evaluated.get("best"),
                     "return": last.get("return/mean"), "started": info.started, "seconds": last.get(SECONDS),
                     "speed": last.get("steps_per_s"), "note": info.exit_reason}
-        except (UsageError, AttributeError, ValueError, OverflowError) as error:
+        except DAMAGED as error:
             row |= {"state": row["state"] if row["state"] == "deleted" else "damaged", "note": without_trace(error)}
         return dict(for_people(row))
 
@@ -302,7 +311,7 @@ def _said(out: Tree) -> Iterator[None]:
     """Make a note of what cannot be read, which harms nothing else."""
     try:
         yield
-    except (UsageError, ValueError, AttributeError, TypeError, OverflowError, RecursionError) as error:
+    except DAMAGED as error:
         out["notes"] = [*out["notes"], for_people(without_trace(error))]
 
 

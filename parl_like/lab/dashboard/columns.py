@@ -150,6 +150,8 @@ class Column:
             self._head += text
             head, text = header_of(self._head)
             if not head:
+                if len(self._head) > MAX_LINE * 2:
+                    raise RunError(f"it is no table that a run wrote: its header has no end in {len(self._head)} bytes")
                 return False
             self._header, self._head = head, b""
         names = [self.metric, STEP, SECONDS, FIRST_OPEN]

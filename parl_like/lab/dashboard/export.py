@@ -32,11 +32,10 @@ def export(paths: Sequence[Path], out: Path) -> Tree:
     metrics = _chosen(runs["metrics"])
     curves: list[Tree] = []
     for metric in metrics:
-        while (found := board.curves([metric], ids))["more"]:
-            pass
-        if sum(4 * len(one["points"].get("x", ())) for one in curves + found["curves"]) > POINTS:
+        new = board.whole([metric], ids)
+        if sum(4 * len(one["points"].get("x", ())) for one in curves + new) > POINTS:
             break
-        curves += found["curves"]
+        curves += new
     left, details = PICTURES, {}
     for name in ids:
         details[name] = board.run(name)

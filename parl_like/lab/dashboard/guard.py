@@ -94,7 +94,7 @@ class Guard:
             return 403, "the page is at the address that the command has printed, and at no other name"
         if any(origin.lower() not in {b"http://" + host for host in self.hosts} for origin in values(b"origin")):
             return 403, "requests of other pages are refused"
-        if any(site.lower() == b"cross-site" for site in values(b"sec-fetch-site")) and scope["path"] != "/":
+        if any(site.lower() not in (b"same-origin", b"none") for site in values(b"sec-fetch-site")) and scope["path"] != "/":
             return 403, "requests of other pages are refused"
         if values(b"range"):
             return 416, "parts of files are not served"

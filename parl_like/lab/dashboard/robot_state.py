@@ -16,6 +16,7 @@ TAIL = 1 << 18  # bytes of the table's end
 COUNTED = ("requests", "rows", "batches")  # of a queue: counts, whose differences are rates
 SHOWN = ("queue_depth", "wait_p50_s", "wait_p99_s", "compute_p50_s", "errors", "late", "dropped", "skipped", "grad_norm", "lr")
 MOST = 64  # tasks and workers
+MOST_AGENTS = 256
 
 
 def read(run: RunDir) -> Tree:
@@ -42,7 +43,8 @@ def read(run: RunDir) -> Tree:
                  "loss": _finite(new.get(f"{name}/loss"))}
         tasks.append(task)
     return {"driver": described.get("driver"), "mode": described.get("mode"), "n_agents": described.get("n_agents"),
-            "n_envs": described.get("n_envs"), "agents": _dicts(described.get("agents")), "tasks": tasks[:MOST],
+            "n_envs": described.get("n_envs"), "agents": _dicts(described.get("agents"))[:MOST_AGENTS],
+            "tasks": tasks[:MOST],
             "workers": _dicts(described.get("workers"))[:MOST], "step": _finite(new.get("step")), "steps_per_s": rate("step"),
             "episodes": _finite(new.get("episodes")), "return": _finite(new.get("return/mean"))}
 

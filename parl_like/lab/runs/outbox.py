@@ -62,6 +62,12 @@ class Outbox:
             self._replaced[name] = data
             self.tend()
 
+    def offer(self, name: str, data: bytes) -> None:
+        """Makes `data` the content of a file that nobody waits for: where the disk does not take it now, it is lost."""
+        with self._lock, suppress(OSError):
+            self.check()
+            replace_file(self.folder / name, data, base=self.folder)
+
     def read(self, name: str, limit: int) -> bytes:
         """The content of a plain file of at most `limit` bytes, what waits included. Raises OSError."""
         with self._lock:

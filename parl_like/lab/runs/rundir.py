@@ -228,7 +228,8 @@ class RunDir:
         self.outbox.append("events.jsonl", line.encode() + b"\n")
 
     def save_description(self, robot: Mapping[str, object]) -> None:
-        self.outbox.replace("robot.json", json.dumps(plain(robot), allow_nan=False).encode() + b"\n")
+        """Keeps who takes part in the robot, for whoever draws it; where that fails, no more than the picture is old."""
+        self.outbox.offer("robot.json", json.dumps(plain(robot), allow_nan=False).encode() + b"\n")
 
     def save_result(self, result: Mapping[str, object]) -> None:
         self.outbox.replace("result.json", json.dumps(plain(result), indent=2, allow_nan=False).encode() + b"\n")

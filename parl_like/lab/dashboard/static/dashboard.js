@@ -2,9 +2,10 @@
 "use strict";
 
 (() => {
-  const EVERY = 2000, AGAIN = 5000;
+  const EVERY = 2000, AGAIN = 5000, REDRAW = 300; // ms
+  const CURVES = 2000; // as many as the server keeps
   const THEMES = [["", "auto"], ["light", "light"], ["dark", "dark"]];
-  let timer = 0, busy = false, asked = false, failed = 0;
+  let timer = 0, busy = false, asked = false, failed = 0, drawn = 0, stale = true;
 
   const theme = () => {
     const chosen = lab.view.get("theme"), at = Math.max(0, THEMES.findIndex(([key]) => key === chosen));
@@ -36,14 +37,18 @@
       if (!lab.known.runs.has(lab.view.get("run")) && lab.known.ids.length && !lab.view.get("run")) lab.view.set({ run: (lab.known.ids.map((id) => lab.known.runs.get(id)).find((row) => row && row.state === "running") || { id: lab.known.ids[0] }).id });
       if (runs.changed) lab.table.draw();
       more = runs.more;
-      const ids = lab.table.drawn();
-      let changed = runs.changed;
-      for (const metric of lab.curves.shown()) {
+      const metrics = lab.curves.shown(), ids = lab.table.drawn().slice(0, Math.floor(CURVES / Math.max(1, metrics.length)));
+      stale = runs.changed || stale;
+      for (const metric of metrics) {
         const answer = await lab.hear.curves(metric, ids);
-        changed = answer.changed || changed;
+        stale = answer.changed || stale;
         more = answer.more || more;
       }
-      if (changed || !lab.begun) lab.curves.draw();
+      // All lines are drawn anew for a few points: while more is to come, not more often than an eye sees.
+      if (stale && (!more || !lab.begun || performance.now() - drawn > REDRAW)) {
+        lab.curves.draw();
+        [stale, drawn] = [false, performance.now()];
+      }
       if (!more || !lab.begun) await lab.details.hear();
       failed = 0;
       lab.begun = lab.begun || Math.round(performance.now());

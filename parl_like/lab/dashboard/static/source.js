@@ -66,7 +66,7 @@ lab.hear = {
     query.append("metric", metric);
     const answer = await lab.ask(`/api/curves?${query}`);
     for (const one of answer.curves) kept.of.set(one.run, one);
-    if (!answer.more) kept.now = answer.now;
+    kept.now = answer.now; // what an answer had no time or room for changes later, or comes since then
     return { changed: answer.curves.length > 0, more: answer.more };
   },
 
