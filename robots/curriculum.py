@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import gymnasium as gym
+import msgspec
 
 from parl_like.agents.agent import Agent
 from parl_like.agents.online import OnlineHelper
@@ -31,12 +32,14 @@ class Config(PartsConfig, frozen=True, kw_only=True):
 
     Attributes:
         curriculum: Whether there is the second task.
-        levels: States in which episodes begin, of an environment whose reset has the option `state`.
+        levels: What the option of the environment's reset is in each level: states in which episodes begin, numbers of tasks.
+        option: Name of that option: `state`, or of a `Multitask` environment `task`.
     """
 
     curriculum: bool = True
     env: Env = Env(id="CombinationLock-v0")
     levels: tuple[int, ...] = tuple(reversed(range(20)))
+    option: Annotated[str, msgspec.Meta(min_length=1)] = "state"
 
 
 class CurriculumAgent(Agent):
@@ -98,4 +101,5 @@ def build(config: Config) -> Robot:
         return robot_with(config, source, tasks, agent, parts=parts)
     tasks["curriculum"] = task("curriculum", LearningProgress, {"obs": gym.spaces.Discrete(1),
                                                                 "act": gym.spaces.Discrete(len(config.levels))})
-    return robot_with(config, source, tasks, partial(CurriculumAgent, [{"state": state} for state in config.levels]), parts=parts)
+    levels = [{config.option: one} for one in config.levels]
+    return robot_with(config, source, tasks, partial(CurriculumAgent, levels), parts=parts)

@@ -446,7 +446,8 @@ def plain_type(hint: Any) -> bool:
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
         return all(map(plain_type, _hints(hint).values()))
     if typing.get_origin(hint) in (list, tuple, dict, Sequence, Iterable, Mapping, typing.Union, types.UnionType):
-        return all(one is ... or plain_type(one) for one in typing.get_args(hint))
+        anything = (..., object) if typing.get_origin(hint) in (dict, Mapping) else (...,)
+        return all(one in anything or plain_type(one) for one in typing.get_args(hint))
     return False
 
 
@@ -463,7 +464,8 @@ def lookup(layer: Mapping[str, Any], full: str, default: Any, kind: ArgumentKind
     value, keys = default, []
     for key, one in layer.items():
         if (rest := ends_with(full, key)) is not None:
-            base = dict(value) if isinstance(value, Mapping) else {} if value is None or kind.data is Any else {"start": value}
+            begins = ScheduleSetting in typing.get_args(kind.data) and isinstance(value, (int, float))
+            base = dict(value) if isinstance(value, Mapping) else {"start": value} if begins else {}
             value = nested({rest: one}, base) if rest else one
             keys.append(key)
     return value, tuple(keys)

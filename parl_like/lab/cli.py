@@ -231,11 +231,21 @@ def _list(args: argparse.Namespace) -> None:
     _show(args, {"experiments": known, "runs": runs}, lines + (_table(shown) if shown else []))
 
 
-def _plot(args: argparse.Namespace) -> None:
-    from parl_like.lab.reports import plots
+def _runs_of(words: Sequence[str]) -> list[RunDir]:
+    """The runs at these paths; a file among them, as `runs/*` also means, is passed over with a word."""
     from parl_like.lab.runs import rundir
 
-    runs = [rundir.RunDir.open(run) for run in args.runs]
+    files = [word for word in words if os.path.isfile(word)]
+    files = [] if len(files) == len(words) else files  # of nothing but files the error says what was expected
+    for word in files:
+        print(f"{text.escaped(word)} is a file, not a run directory: passed over", file=sys.stderr)
+    return [rundir.RunDir.open(word) for word in words if word not in files]
+
+
+def _plot(args: argparse.Namespace) -> None:
+    from parl_like.lab.reports import plots
+
+    runs = _runs_of(args.runs)
     default = runs[0].plots / "learning_curve.png" if len(runs) == 1 else runs[0].path.parent / "learning_curves.png"
     path = plots.learning_curve(runs, Path(args.out) if args.out else default, metric=args.metric or plots.DEFAULT_METRIC)
     _show(args, {"picture": str(path)}, [str(path)])
@@ -243,9 +253,8 @@ def _plot(args: argparse.Namespace) -> None:
 
 def _report(args: argparse.Namespace) -> None:
     from parl_like.lab.reports import report
-    from parl_like.lab.runs import rundir
 
-    runs = [rundir.RunDir.open(run) for run in args.runs]
+    runs = _runs_of(args.runs)
     found = report.report(runs, args.mark)
     files, missing = report.write(found, runs, Path(args.out)) if args.out else ([], [])
     for line in [*missing, *map(str, files)]:
@@ -592,7 +601,7 @@ VERBS = (
     )),
     Verb("verify", "check every checkpoint of a run against its checksums", _verify, (RUN,)),
     Verb("probe", "try the laws that an algorithm, an environment or a buffer of your own should keep", _probe, (
-        _option("target", "module:Name of its class", metavar="CLASS"),
+        _option("target", "its class: FILE.py:Name or module:Name", metavar="CLASS"),
         _words("what an algorithm is built with, e.g. lr=1e-3 model=my_package.mine:MyNet"),
     )),
     Verb("doctor", "show versions, cores, memory and the extras found", _doctor, ()),

@@ -281,8 +281,13 @@ def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[
     """
     fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
     short: str = getattr(struct, "short", "")
-    other = short in layer and layer[short] != low.get(short)
+    standard = {field.name: field.default for field in msgspec.structs.fields(struct)}.get(short)
+    other = short in layer and layer[short] != low.get(short, standard)
     out = {key: value for key, value in low.items() if not (other and key in struct.of_short)}  # type: ignore[attr-defined]
+    for key in low.keys() - out.keys() - layer.keys():
+        if low[key]:
+            _log.warning("Config: %s is %s now, so %s of the one before does not count: %s", prefix + short, show(layer[short]),
+                         prefix + key, show(low[key]))
     for key, value in layer.items():
         if "parts" in fields and (key not in fields or isinstance(value, Mapping) and not _has_parts(fields[key])):
             for part, leaf in _leaves(value, key):

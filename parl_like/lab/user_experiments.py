@@ -97,6 +97,21 @@ def of_run(run: Path, name: str, source: ExperimentSource | None, given: str = "
     return chosen(source.file, name)
 
 
+def named_in(word: str) -> tuple[str, dict[str, object]]:
+    """Return what `FILE.py:Name` or `module:Name` on a command line may mean, as `candidates` does; a file is imported like one
+    that registers experiments.
+
+    Raises:
+        ExperimentError: the file cannot be read, is in a run directory, or has the name of a module that is there.
+        ConfigError: the module cannot be imported.
+    """
+    origin, _, inside = word.rpartition(":")
+    if not origin.endswith(".py"):
+        return candidates(word)
+    _of_file(Path(origin))
+    return inside, vars(sys.modules[Path(origin).stem])
+
+
 def candidates(name: str, catalogue: Sequence[str] = ()) -> tuple[str, dict[str, object]]:
     """Return what `module:Name`, or a plain name, may mean: its last part, and what is in that module (see `module_of`); or what
     is in the modules of the user's experiments, and in these.

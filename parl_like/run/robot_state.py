@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from typing import Any, TypeGuard
@@ -11,10 +12,13 @@ import msgspec
 from parl_like.data.storage.state_check import check_alike
 from parl_like.data.storage.tree_encoding import Count
 from parl_like.learning.saved_state import check_kind
+from parl_like.run.lifecycle import Phase
 from parl_like.run.port import RobotPort
 from parl_like.values import plain
 from parl_like.values.errors import AgentFailed
 from parl_like.values.plain import State
+
+log = logging.getLogger(__name__)
 
 WORKERS = "workers"
 """The key under which drivers with worker processes keep agents and buffers."""
@@ -81,6 +85,9 @@ class RobotState:
 
     def whole(self, buffers: bool = True) -> State:
         """See `Robot.state_dict`."""
+        if self._robot.pool.lifecycle.phase is Phase.WAITING:
+            log.warning("Robot.state_dict: episodes are open, of which a state knows nothing, so a robot that loads it does "
+                        "not go on as this one. Call checkpoint_boundary() first, or save()")
         parts = self._robot.parts
         with nullcontext() if parts is None else parts.reads.paused():
             return {**self._robot.pool.driver.states.state_dict(buffers), **self.acting()}

@@ -3,6 +3,7 @@
 import gymnasium as gym
 import numpy as np
 import pytest
+import torch
 
 from parl_like import ReplayBuffer, probe_algorithm, probe_buffer, probe_env
 from parl_like.algorithms import A2C, DQN
@@ -55,6 +56,18 @@ class Forgetful(DQN):
         return {**out, "loss": out["loss"] * (1.0 + self.calls_made)}
 
 
+class Dropping(torch.optim.Adam):
+    def load_state_dict(self, state):
+        super().load_state_dict({**state, "state": {}})
+
+
+class NoMoments(DQN):
+    """Forgets the moments of its optimiser with each state that it loads."""
+
+    def optimizer(self, parameters):
+        return Dropping(parameters, lr=2e-3)
+
+
 class Late(ReplayBuffer):
     """Keeps the arrays of the last row until the next one comes."""
 
@@ -92,18 +105,24 @@ class Random(gym.Env):
         return self.memory, 0.0, False, False, {}
 
 
-@pytest.mark.parametrize("algorithm, law", [
-    (NoEnd, "stops at termination"), (NoFuture, "bootstraps through truncation"), (Hasty, "discounts"),
-    (Blind, "respects masks"), (Forgetful, "resumes exactly"),
-])
-@pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one", "all"])
-def test_a_mistake_is_found_by_its_law_alone(algorithm, law, every):
-    assert probe_algorithm(algorithm, laws=() if every else (law, "learns which action pays")).broken == [law]
+WRONG = {NoEnd: "stops at termination", NoFuture: "bootstraps through truncation", Hasty: "discounts", Blind: "respects masks",
+         Forgetful: "resumes exactly", NoMoments: "resumes exactly"}
 
 
-def test_what_keeps_the_laws_is_said_to(monkeypatch, capsys):
-    found = probe_algorithm(A2C)
-    assert found.broken == [] and str(found).splitlines()[-1] == "9 laws hold, 0 broken, 0 do not apply"
+@pytest.mark.parametrize("algorithm", [Blind, Forgetful, NoMoments])
+def test_a_mistake_is_found(algorithm):
+    assert probe_algorithm(algorithm, laws=(WRONG[algorithm],)).broken == [WRONG[algorithm]]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", WRONG)
+def test_a_mistake_is_found_by_its_law_alone(algorithm):
+    assert probe_algorithm(algorithm).broken == [WRONG[algorithm]]
+
+
+def test_what_keeps_the_laws_is_said_to():
+    found = probe_algorithm(A2C, laws=("repeats with the same seed", "resumes exactly"))
+    assert found.broken == [] and str(found).splitlines()[-1] == "2 laws hold, 0 broken, 0 do not apply"
     assert probe_env("FrozenLake-v1").broken == probe_buffer(ReplayBuffer).broken == []
     assert probe_env("FrozenLake-v1").findings[3].state == "does not apply"
 
@@ -127,5 +146,10 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "follows rewards to the end     BROKEN" in out and "look at n_step" in out
     assert max(map(len, out.splitlines())) <= 80
+    assert main(["probe", "./probed_things.py:Mine"]) == 2 and "another module" in capsys.readouterr().err
+    (tmp_path / "probed_file.py").write_text((tmp_path / "probed_things.py").read_text())
+    assert main(["probe", "./probed_file.py:Good"]) == 0 and main(["probe", "probed_file.py:Mine"]) == 1
+    for words in (["no_such.py:Good"], ["probed_file.py:None"], ["probed_file.py"], ["probed_file.py:other"]):
+        assert main(["probe", *words]) == 2
     for words in (["probed_things:other"], ["probed_things"], ["probed_things:Good", "lr=1"]):
         assert main(["probe", *words]) == 2

@@ -173,6 +173,9 @@ def test_the_command_writes_a_folder(capsys, monkeypatch):
     assert [(row["evaluated"], row["env_steps"]) for row in rows] == [("3", "200"), ("3", "200"), ("0", "410")]
     assert len(list(csv.DictReader(Path("out/report.csv").open()))) == len(json.loads(out)["groups"])
     Path("file").touch()
+    assert main("report r0 file r1 runs/<b>|3".split()) == 0
+    assert capsys.readouterr() == (Path("out/report.md").read_text(), "file is a file, not a run directory: passed over\n")
+    assert main("report file".split()) == 2 and "file is no run directory" in capsys.readouterr()[1]
     assert main("report r0 --out file/out".split()) == 2
     assert "error: cannot write the report to file/out" in capsys.readouterr()[1]
     assert main("report nothing".split()) == 2 and "nothing is no run directory" in capsys.readouterr()[1]

@@ -4,8 +4,10 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
+from parl_like import Hook
 from parl_like.algorithms import LearningProgress
 from parl_like.envs.combination_lock import CombinationLock
+from parl_like.envs.multitask import Multitask
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab.yaml_text import ConfigError
@@ -73,6 +75,23 @@ def test_evaluations_play_the_environment_as_it_is():
         before = robot.tasks["curriculum"].learns
         robot.tasks["RL"].algorithm.model.table[:20] = CombinationLock().P[:20, :, 1:21].sum(2)  # who knows the lock
         assert before and robot.evaluate(3, seed=0).lengths == [20] * 3 and robot.tasks["curriculum"].learns == before
+
+
+def test_it_chooses_the_tasks_of_an_environment_of_several():
+    id = "LocksOfTest-v0"
+    gym.register(id, lambda: Multitask([lambda: CombinationLock(2), lambda: CombinationLock(2)], shows_task=False))
+    played = []
+
+    class Notes(Hook):
+        def pre_episode(self, agent):
+            played.append(agent.env.last_step[5]["task"])
+
+    try:
+        with build(levels=[1], option="task", env=id) as robot:
+            robot.run(60, hooks=Notes())
+            assert robot.tasks["curriculum"].learns and set(played) == {1}
+    finally:
+        del gym.registry[id]
 
 
 def test_what_it_refuses():

@@ -192,3 +192,10 @@ def test_names_of_other_libraries_lead_to_ours(algorithm, there, here):
     env = "CartPole-v1" if algorithm in ("PPO", "DQN") else "Pendulum-v1"
     with pytest.raises(ValueError, match=rf"{there}.*; did you mean '(\w+\.)*{here}'\?"):
         Robot.of(algorithm, env, **{there: 1})
+
+
+def test_a_mapping_of_keys_of_info_is_given_as_it_is():
+    for wanted in ({"x": 0.5}, {"x": 0.5, "place": np.zeros(2, np.float32)}):
+        with Robot.of("DQN", "CartPole-v1", store_info=wanted) as robot:
+            robot.run(5)
+            assert robot.agents[0].helpers["RL"].store_info.keys() == wanted.keys()

@@ -430,10 +430,15 @@ def test_an_environment_that_evaluations_cannot_use_is_refused_before_training(w
     (["env.id=CartPole-v1", "env.options={sutton_barto_reward: true}"], "CartPole-v1", {"sutton_barto_reward": True}),
     (["env=Pendulum-v1"], "Pendulum-v1", {"g": 9.0}),
     (["env.wrappers=[NoisyObservation]"], "Pendulum-v1", {"g": 9.0})])
-def test_the_options_of_one_environment_are_not_given_to_another(words, id, options):
+def test_the_options_of_one_environment_are_not_given_to_another(words, id, options, caplog):
     file = {"env": {"id": "Pendulum-v1", "options": {"g": 9.0}, "vector": 2}}
     env = resolve(single.Config, file, parse_assignments(words)).env
     assert (env.id, env.options, env.vector) == (id, options, 2)
+    said = "Config: env.id is CartPole-v1 now, so env.options of the one before does not count: {g: 9.0}"
+    assert [one.getMessage() for one in caplog.records] == ([] if options else [said])
+    caplog.clear()
+    same = resolve(single.Config, {"env.options": {"a": 1}}, {"env": "CartPole-v1"}).env
+    assert same.options == {"a": 1} and not caplog.records
 
 
 def test_every_option_of_a_driver_can_be_given(caplog):

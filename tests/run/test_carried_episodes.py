@@ -10,8 +10,9 @@ from transport_fakes import OVER_RAY, connected, one_ray  # noqa: F401 - fixture
 
 from parl_like import Agent, ComputationTask, Hook, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import A2C
+from parl_like.data.transforms import FrameStacker, Transforms
 from parl_like.drivers.workers.processes import Processes
-from parl_like.models import RecurrentActorCritic
+from parl_like.models import MLPActorCritic, RecurrentActorCritic
 
 
 class Lottery(gym.Env):
@@ -145,6 +146,65 @@ def test_gymnasiums_own_environments_are_carried():
                 robot.train_iter()
                 robot.checkpoint_boundary()
             assert robot.episodes_cut == 0 and robot.episodes and min(robot.recent_lengths) >= 8
+
+
+class Numbered(gym.Env):
+    """Observations are numbered through, from 1 in each episode of 30 steps."""
+
+    observation_space, action_space = gym.spaces.Box(0, 99, (1,), np.float32), gym.spaces.Discrete(2)
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        self.n = 1
+        return np.float32([1]), {}
+
+    def step(self, act):
+        self.n += 1
+        return np.float32([self.n]), 1.0, self.n == 31, False, {}
+
+    def clone_state(self):
+        return {"n": self.n}
+
+    def restore_state(self, state):
+        self.n = state["n"]
+
+
+class Seen(A2C):
+    """Notes the stacks that it acts and learns by, newest frame last."""
+
+    acted, learned = [], []
+
+    def predict(self, inputs):
+        self.acted.extend(np.asarray(inputs.obs)[..., 0].tolist())
+        return super().predict(inputs)
+
+    def learn(self, batch):
+        self.learned.extend(np.asarray(batch.obs)[..., 0].reshape(-1, 3).tolist())
+        return super().learn(batch)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_acting_sees_the_stacks_of_frames_that_replay_sees_also_after_a_checkpoint(several, tmp_path):
+    space = Transforms([FrameStacker(3)]).space(Numbered.observation_space)
+    func = create_algorithm_func(MLPActorCritic, {"obs": space, "act": Numbered.action_space, "hidden": [4]}, Seen, {})
+
+    def build():
+        task = ComputationTask(func, lambda: OnPolicyHelper(unroll=7, transforms=[FrameStacker(3)]))
+        return robot_of(vector(Numbered), task, agent=VectorAgent, n_agents=1) if several else robot_of(Numbered, task)
+
+    Seen.acted, Seen.learned = [], []
+    with build() as whole, build() as part:
+        for i in range(8):
+            whole.train_iter()
+            whole.save(tmp_path / str(i))
+        part.load(tmp_path / "5")
+        for i in (6, 7):
+            part.train_iter()
+            part.save(tmp_path / f"again{i}")
+        assert part.trace_hash() == whole.trace_hash() and whole.episodes_cut == 0
+    acted, learned = ({tuple(stack) for stack in seen if any(stack)} for seen in (Seen.acted, Seen.learned))
+    assert (8, 8, 8) in learned and (8, 9, 10) in learned  # the cut in the buffer begins a stack anew
+    assert learned <= acted
 
 
 def test_hooks_hear_of_a_cut_and_of_whole_returns():

@@ -444,6 +444,18 @@ def test_an_evaluation_without_any_helper_in_six_lines():
         assert total >= 8
 
 
+def test_a_state_of_open_episodes_is_told_of(caplog):
+    with BUILD["dqn"](seed=4, n_agents=2) as robot:
+        robot.state_dict()
+        robot.run(StopAfterSteps(20))
+        robot.acting_state()
+        assert not [one for one in caplog.records if "state_dict" in one.message]
+        robot.state_dict()
+        robot.checkpoint_boundary()
+        robot.state_dict()
+        assert len([one for one in caplog.records if "Call checkpoint_boundary() first" in one.message]) == 1
+
+
 # ------------------------------------------------------------------------------------------------------------------- evaluating
 
 

@@ -11,20 +11,20 @@ from parl_like.lab.probes.algorithm import probe_algorithm
 from parl_like.lab.probes.buffer import probe_buffer
 from parl_like.lab.probes.env import probe_env
 from parl_like.lab.probes.laws import Findings
-from parl_like.lab.user_experiments import candidates
+from parl_like.lab.user_experiments import named_in
 from parl_like.lab.yaml_text import UsageError
 from parl_like.learning.algorithm import Algorithm
 
 
 def probe(name: str, options: Mapping[str, object]) -> Findings:
-    """Probe the class of `module:Name`, which is imported.
+    """Probe the class of `FILE.py:Name` or `module:Name`, which is imported.
 
     Raises:
         UsageError: there is none, it is of no kind that can be probed, or it is no algorithm and there are options.
     """
     if ":" not in name:
-        raise UsageError(f"probe: {name!r} names no class; write module:Name, as in my_package.mine:MyAlgorithm")
-    inside, there = candidates(name)
+        raise UsageError(f"probe: {name!r} names no class; write FILE.py:Name or module:Name, as in mine.py:MyAlgorithm")
+    inside, there = named_in(name)
     kind = there.get(inside)
     if isinstance(kind, type) and issubclass(kind, Algorithm):
         return probe_algorithm(kind, **dict(options))  # type: ignore[arg-type]
