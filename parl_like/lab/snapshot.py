@@ -90,7 +90,15 @@ def imported() -> dict[str, bytes]:
             end = "/__init__.py" if spec.submodule_search_locations is not None else ".py"
             with suppress(OSError):
                 found[name.replace(".", "/") + end] = read_named(origin, limit=MOST_BYTES)
-    return {name: text for name, text in found.items() if _NAME.fullmatch(name)}
+    return {name: text for name, text in found.items() if _NAME.fullmatch(name) and _fits(name)}
+
+
+def _fits(name: str) -> bool:
+    """Return whether a header of a tar file has room for this name: some 250 bytes of UTF-8."""
+    try:
+        return bool(tarfile.TarInfo(name).tobuf(tarfile.USTAR_FORMAT, "utf-8"))
+    except ValueError:
+        return False
 
 
 def hash_of(files: Mapping[str, bytes]) -> str:
@@ -105,7 +113,7 @@ def hash_of(files: Mapping[str, bytes]) -> str:
 def packed(files: Mapping[str, bytes]) -> bytes:
     """Return sources as a tar file, compressed; equal ones give equal bytes."""
     out = io.BytesIO()
-    with tarfile.open(fileobj=out, mode="w", format=tarfile.PAX_FORMAT) as tar:
+    with tarfile.open(fileobj=out, mode="w", format=tarfile.USTAR_FORMAT, encoding="utf-8") as tar:
         for name, text in sorted(files.items()):
             entry = tarfile.TarInfo(name)
             entry.size = len(text)
@@ -128,14 +136,19 @@ def unpacked(data: bytes, file: object) -> dict[str, bytes]:
         if inflate.unconsumed_tail or not inflate.eof or inflate.unused_data:
             raise refuse("more bytes than it may have, or fewer than it says")
         files: dict[str, bytes] = {}
-        with tarfile.open(fileobj=io.BytesIO(whole), mode="r:") as tar:
-            for entry in tar:
-                if len(files) == MOST_FILES or not entry.isreg() or not _NAME.fullmatch(entry.name) or entry.name in files:
-                    raise refuse(f"an entry {entry.name!r:.80}" if len(files) < MOST_FILES else f"over {MOST_FILES} files")
-                opened = tar.extractfile(entry)
-                assert opened is not None
-                files[entry.name] = opened.read()
-    except (zlib.error, tarfile.TarError, EOFError) as error:
+        begin, block = 0, tarfile.BLOCKSIZE
+        # Header by header, for tarfile follows extensions that nobody writes here: sparse files of any size, sizes below 0.
+        while any(header := whole[begin : begin + block]):
+            entry = tarfile.TarInfo.frombuf(header, "utf-8", "strict")
+            begin += block
+            if len(files) == MOST_FILES:
+                raise refuse(f"over {MOST_FILES} files")
+            if entry.type != tarfile.REGTYPE or not _NAME.fullmatch(entry.name) or entry.name in files or not (
+                    0 <= entry.size <= len(whole) - begin):
+                raise refuse(f"an entry {entry.name!r:.80} of {entry.size} bytes")
+            files[entry.name] = whole[begin : begin + entry.size]
+            begin += -(-entry.size // block) * block
+    except (zlib.error, tarfile.TarError, EOFError, UnicodeError) as error:
         raise refuse(f"what is no tar file: {error}") from None
     return files
 
@@ -163,6 +176,11 @@ def run_again(run: RunDir, words: Sequence[str], trusted: str) -> int | None:
     if trusted != digest and not user_experiments.has_run_sources(digest):
         raise UsageError(f"{run.path} was made by sources that you have not run; look at them (tar -xzf {shlex.quote(name)} in "
                          f"an empty directory), and if you trust them, give --trust {digest}")
+    if (source := run.info().source) is not None:
+        module = source.module or Path(source.file).stem
+        if not {f"{module.replace('.', '/')}{end}" for end in (".py", "/__init__.py")} & files.keys():
+            raise UsageError(f"{run.path} says that the module {module!r:.80} registers its experiment, which its sources do not "
+                             "have, so nothing was imported; go without --snapshot, and give --from FILE, if you trust it")
     return _in_a_process(files, run.path.resolve(), name, words)
 
 

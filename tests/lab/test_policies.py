@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 from contextlib import closing
+from pathlib import Path
 
 import gymnasium as gym
 import numpy as np
@@ -14,14 +15,20 @@ import pytest
 import torch
 from policy_cases import CASES, NUMBERS, Steps, robot_of
 
-from parl_like import Agent, AgentHelper, ComputationTask, Policy, Robot, create_algorithm_func
+from parl_like import Agent, AgentHelper, ComputationTask, Policy, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import A2C, DQN
 from parl_like.data.storage.archive import read_archive, write_archive
 from parl_like.data.storage.tree_encoding import ArchiveError
 from parl_like.data.transforms import FunctionalReward, ObservationNormalizer
+from parl_like.lab import experiment as experiments
 from parl_like.lab.cli import main
+from parl_like.lab.config import resolve
+from parl_like.lab.policies import graph
+from parl_like.lab.policies.computing import GraphComputation
+from parl_like.lab.policies.description import Description
 from parl_like.lab.policies.exporting import write
 from parl_like.lab.policies.parts import NotExported, built, described
+from parl_like.lab.policies.policy_files import StoredPolicy
 from parl_like.lab.recording import played_by
 from parl_like.learning import explorers
 from parl_like.learning.explorers import EpsilonGreedy, Explorer
@@ -31,7 +38,7 @@ from parl_like.values.spec import SpecError, leaves
 
 QUICK = ("MLP, one choice", "masks in a Dict", "squashed Gaussian", "Dict observations and actions", "recurrent",
          "attention over the past", "frames, normaliser", "a table")
-GRAPHS = ("frames, normaliser",)
+GRAPHS = ("MLP, one choice", "squashed Gaussian", "CNN", "recurrent", "masks in a Dict", "Dict observations and actions")
 ALL = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in CASES]
 ALL_GRAPHS = [pytest.param(name, marks=() if name in GRAPHS else pytest.mark.slow) for name in CASES]
 
@@ -84,6 +91,74 @@ def test_a_graph_acts_as_its_robot(name, tmp_path):
     assert bool(found.state) == policy.remembers
 
 
+@pytest.mark.slow  # eight graphs
+@pytest.mark.parametrize("name", ["vdn-twostep", "qmix-twostep", "maddpg-speaker", "mappo-spread"])
+def test_policies_of_teams_act_as_their_robots(name, tmp_path):
+    for package in ("onnxruntime", "mpe2"):
+        pytest.importorskip(package)
+    experiment = experiments.get(name)
+    module = experiment.module()
+    with module.build(resolve(module.Config, experiment.config, {"n_agents": 1, "total_steps": 400})) as robot:
+        robot.run(200)
+        for to in ("safetensors", "onnx"):
+            write(robot, tmp_path / to, to)
+            policy = Policy.load(tmp_path / to)
+            for _ in range(9):
+                obs = policy.observation_space.sample()
+                assert np.allclose(robot.act(obs), policy(obs), atol=1e-4)
+
+
+def test_a_graph_that_cannot_draw_says_so(tmp_path, monkeypatch):
+    """Its network explores itself, or must be told what was drawn: nothing is greedy without a word."""
+    monkeypatch.setattr(graph, "exported", lambda task, explorer, transforms, obs, description: graph.Exported(b"", description))
+    for name, draws in (("several heads", False), ("dueling with noise in the weights", False), ("masks in a Dict", True)):
+        with robot_of(name) as robot:
+            write(robot, tmp_path / name, "onnx")
+            manifest = json.loads((tmp_path / name / "manifest.json").read_text())
+            assert (manifest["spaces"]["explorer"] is not None) is draws, name
+            robot.eval_explore = True
+            if not draws:
+                with pytest.raises(NotExported, match="evaluations draw actions.*--to safetensors"):
+                    write(robot, tmp_path / "other", "onnx")
+            write(robot, tmp_path / "weights")
+            assert Policy.load(tmp_path / "weights").drawn
+            shutil.rmtree(tmp_path / "weights")
+
+    computation = GraphComputation(None, {}, ["act"], ["q"])
+    for explorer in (None, Explorer(), explorers.BootstrappedHeads(3)):
+        stored = StoredPolicy(Description(), NUMBERS, gym.spaces.Discrete(3), explorer, computation)
+        with pytest.raises(ValueError, match="drawn=True.*--to safetensors"):
+            Policy(stored, drawn=True)
+
+
+def test_drawn_actions_are_those_of_a_network_that_explores(tmp_path):
+    with robot_of("dueling with noise in the weights") as robot:
+        for layer in robot.tasks["RL"].algorithm.noisy:
+            layer.noise_in.normal_(), layer.noise_out.normal_()
+            layer.weight_std.data.fill_(1.0)
+        robot.wrappers["RL"].predictions.explorer.epsilon = 0.0
+        write(robot, tmp_path / "policy")
+        obs = many(NUMBERS, 200)
+        expected = [robot.tasks["RL"].predict(obs, mode)["q"].argmax(1) + 2 for mode in ("test", "collect")]
+    best, drawn = (Policy.load(tmp_path / "policy", drawn=one)(obs["obs"]) for one in (False, True))
+    assert (best == expected[0]).all() and (drawn == expected[1]).all() and (best != drawn).any()
+
+
+class Scaled(AgentHelper):
+    """A helper whose own code changes what is asked."""
+
+    def predict(self, obs):
+        return super().predict(-obs)
+
+
+def test_helpers_with_a_predict_of_their_own_are_refused(tmp_path):
+    func = create_algorithm_func(MLPQ, {"obs": NUMBERS, "act": gym.spaces.Discrete(3)}, DQN, {})
+    with Robot(lambda: Steps(NUMBERS, gym.spaces.Discrete(3)), tasks={"RL": ComputationTask(func, Scaled)}) as robot:
+        with pytest.raises(NotExported, match="Scaled.predict is code of your own.*load_run"):
+            write(robot, tmp_path / "policy")
+        write(robot, tmp_path / "policy", task="RL")
+
+
 def test_a_batch_is_what_its_rows_are_and_rows_begin_anew_by_themselves(tmp_path):
     with robot_of("recurrent") as robot:
         write(robot, tmp_path / "policy")
@@ -100,6 +175,11 @@ def test_a_batch_is_what_its_rows_are_and_rows_begin_anew_by_themselves(tmp_path
         batch(obs[:3])
     with pytest.raises(ValueError, match="expected .5,., one for each"):
         batch.reset(np.ones(4, bool))
+    for bad in ([5], [-1], np.ones(5, np.float32)):
+        with pytest.raises(ValueError, match="expected bool.*numbers of rows below 5"):
+            batch.reset(bad)
+    with pytest.raises(SpecError, match="at least one row"):
+        batch(obs[:0])
     batch.reset()
     assert batch(obs[:3]).shape == (3,)
 
@@ -227,6 +307,19 @@ def test_transforms_of_rewards_are_no_part_of_a_policy(tmp_path):
 def test_schedules_of_explorers_stand_still_where_the_run_is():
     tree = described(EpsilonGreedy(Linear(1.0, 0.0, 100)), Explorer, "it", 25)
     assert built(tree, Explorer, "file").epsilon == 0.75
+    inner = explorers.StructuredExplorer({"a": explorers.Noisy(2, Linear(1.0, 0.0, 100))})
+    assert built(described(inner, Explorer, "it", 25), Explorer, "file").parts["a"].std == 0.75
+
+
+def test_schedules_go_by_the_acts_of_one_helper_in_all_its_environments(tmp_path):
+    func = create_algorithm_func(MLPQ, {"obs": NUMBERS, "act": gym.spaces.Discrete(3)}, DQN, {})
+    task = ComputationTask(func, lambda: AgentHelper(explorer=EpsilonGreedy(Linear(1.0, 0.0, 100))), train=False)
+    with Robot(lambda: Steps(NUMBERS, gym.spaces.Discrete(3)), tasks={"RL": task}, n_agents=2, agent=lambda: VectorAgent(3)
+               ) as robot:
+        robot.run(120)
+        write(robot, tmp_path / "policy")
+        rates = robot.agents[0].helpers["RL"].explorer.rates_now()  # three more have been asked for
+    assert Policy.load(tmp_path / "policy").explorer.epsilon == pytest.approx(0.4) == rates["epsilon"] + 0.04
 
 
 def test_observations_that_do_not_fit_are_refused(tmp_path):
@@ -285,6 +378,10 @@ CHANGES = {
     "statistics of others": (lambda tree: tree.update(statistics={}), "statistics"),
     "a part that is missing": (lambda tree: tree.pop("explorer"), "expected the fields"),
     "an explorer of no kind": (lambda tree: tree.update(explorer={"class": "Noise", "args": {}}), "Explorer that is registered"),
+    "a dtype of many numbers": (lambda tree: tree["obs"].update(dtype="(100000000,)f4"), "dtype"),
+    "an explorer with huge noise": (lambda tree: tree.update(explorer={"class": "Gaussian", "args": {
+        "shape": {"$kind": "tuple", "value": [40_000, 40_000]}}}), "at most 64 MiB"),
+    "a class of the script that wrote it": (lambda tree: tree["model"].update({"class": "__main__:Own"}), "put the class"),
     "arguments without end": (lambda tree: tree["model"]["args"].update(hidden=_deep(20)), "at most 16 levels"),
 }
 
@@ -325,7 +422,18 @@ def test_damaged_and_foreign_directories_are_refused(exported, tmp_path):
     assert not link.exists()
 
 
-def test_hostile_graphs_are_refused(tmp_path):
+def with_weights_outside(whole):
+    """The same graph with its largest array in the file `beside.bin` of the working directory."""
+    onnx = pytest.importorskip("onnx")
+    model = onnx.ModelProto.FromString(whole)
+    largest = max(model.graph.initializer, key=lambda one: len(one.raw_data))
+    Path("beside.bin").write_bytes(largest.raw_data)
+    onnx.external_data_helper.set_external_data(largest, "beside.bin", 0, len(largest.raw_data))
+    largest.ClearField("raw_data")
+    return model.SerializeToString()
+
+
+def test_hostile_graphs_are_refused(tmp_path, monkeypatch):
     pytest.importorskip("onnxruntime")
     with robot_of("MLP, one choice") as robot:
         write(robot, tmp_path / "policy", "onnx")
@@ -351,6 +459,11 @@ def test_hostile_graphs_are_refused(tmp_path):
     refused("fits the space", {**good, "policy": {**good["policy"], "observations": state}})
     refused("outputs act, policy.logits, policy.more",
             {**good, "policy": {**good["policy"], "outputs": [*good["policy"]["outputs"], {**state[0], "name": "more"}]}})
+    wide = [{**one, "dtype": "float64"} for one in good["policy"]["state"] or state]
+    refused("at most 64 MiB", {**good, "policy": {**good["policy"], "state": [{**wide[0], "shape": [10**9]}]}})
+    monkeypatch.chdir(tmp_path)
+    outside = with_weights_outside(whole)
+    refused("External data", {**good, "size": len(outside), "sha256": hashlib.sha256(outside).hexdigest()}, outside)
     graph.unlink()
     graph.symlink_to("/etc/hostname")
     with pytest.raises(ArchiveError, match="link"):

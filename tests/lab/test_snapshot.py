@@ -13,6 +13,7 @@ import pytest
 
 from parl_like.lab import snapshot, user_experiments
 from parl_like.lab.cli import main
+from parl_like.lab.experiment import ExperimentSource
 from parl_like.lab.runs.rundir import RunDir, RunError
 from parl_like.lab.yaml_text import UsageError
 
@@ -102,6 +103,22 @@ def test_the_project_itself_is_the_snapshot(tmp_path, capfd):
     assert f"as it was ['eval', 'x'] {run.path}/sources/" in said and "parl_like/lab/cli.py" in said
 
 
+def test_a_module_that_the_sources_do_not_have_is_not_imported(tmp_path, monkeypatch):
+    """Of a stranger's run directory whose sources the user knows, being those of parl_like, but not what run.json names."""
+    run = run_with(tmp_path, {"a.py": b"x = 1\n", "b/__init__.py": b""})
+    user_experiments.remember_sources(run.info().sources)
+    ran = []
+    monkeypatch.setattr(snapshot, "_in_a_process", lambda *args: ran.append(args) or 0)
+    for source in (ExperimentSource(module="antigravity"), ExperimentSource(module="a.b"), ExperimentSource(file="/x/this.py")):
+        run.update(source=source)
+        with pytest.raises(UsageError, match="which its sources do not have, so nothing was imported.*--from FILE"):
+            snapshot.run_again(run, ["eval", "x"], "")
+    for source in (ExperimentSource(module="b"), ExperimentSource(file="/x/a.py")):
+        run.update(source=source)
+        assert snapshot.run_again(run, ["eval", "x"], "") == 0
+    assert len(ran) == 2
+
+
 def _tar(*entries):
     out = io.BytesIO()
     with tarfile.open(fileobj=out, mode="w") as tar:
@@ -110,6 +127,16 @@ def _tar(*entries):
             entry.type, entry.linkname, entry.size = kind, "/etc/passwd", len(text)
             tar.addfile(entry, io.BytesIO(text))
     return compress(out.getvalue())
+
+
+def _odd(**changes):
+    """A tar file of one header with these bytes at these places."""
+    header = bytearray(tarfile.TarInfo("a.py").tobuf(tarfile.GNU_FORMAT))
+    for at, value in changes.values():
+        header[at : at + len(value)] = value
+    header[148:156] = b" " * 8
+    header[148:156] = b"%06o\0 " % sum(header)
+    return compress(bytes(header) + bytes(1024))
 
 
 GOOD = ("a.py", tarfile.REGTYPE, b"x = 1\n")
@@ -125,6 +152,10 @@ BAD = {
     "an absolute name": (_tar(("/a.py", tarfile.REGTYPE, b"")), "an entry '/a.py'"),
     "a device": (_tar(("a.py", tarfile.CHRTYPE, b"")), "an entry 'a.py'"),
     "a library": (_tar(("a.so", tarfile.REGTYPE, b"")), "an entry 'a.so'"),
+    "a sparse file of 8 GiB": (_odd(kind=(156, b"S"), size=(483, b"77777777777\0")), "an entry 'a.py'"),
+    "a size below 0": (_odd(size=(124, b"\xff" * 10 + b"\xfc\0")), "an entry 'a.py' of -1024 bytes"),
+    "more than there is": (_odd(size=(124, b"00077777777\0")), "an entry 'a.py'"),
+    "a name that is no text": (_odd(name=(0, b"\xff.py")), "no tar file"),
     "a name twice": (_tar(GOOD, GOOD), "an entry 'a.py'"),
 }
 
@@ -150,7 +181,8 @@ def test_sources_that_are_not_those_of_their_hash_are_refused(tmp_path):
 
 
 def test_equal_sources_are_packed_alike_and_none_are_kept_where_one_says_so(tmp_path, monkeypatch):
-    files = {"b.py": b"2", "a/__init__.py": b"1"}
+    deep = "a/" * 70 + "é.py"
+    files = {"b.py": b"2", "a/__init__.py": b"1", deep: b"3"}
     assert snapshot.packed(files) == snapshot.packed(dict(reversed(files.items()))) and snapshot.unpacked(
         snapshot.packed(files), "") == files
     assert snapshot.hash_of(files) != snapshot.hash_of({**files, "b.py": b"3"}) != snapshot.hash_of({**files, "c.py": b"2"})

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from parl_like.data.transforms import Transforms
-from parl_like.tasks.task import ComputationTask
+from parl_like.tasks.task import ComputationTask, Mode
 from parl_like.values.spec import Array, Spec
 
 Flat = dict[str, Array]
@@ -19,6 +19,9 @@ class Computation(Protocol):
 
     remembers: bool
     makes_actions: bool
+
+    def explore(self) -> None:
+        """Predict as in training from here on, where the network itself explores; a graph never does."""
 
     def begin(self, rows: int) -> None:
         """Forget everything; from here on there are so many rows."""
@@ -50,7 +53,11 @@ class NetworkComputation:
         self._inputs = [name for name in inputs if name.startswith("obs")]
         self._specs = {name: spec for name, spec in inputs.items() if name.startswith("state")}
         self.remembers = bool(self._specs) or transforms.behind > 0
+        self._mode: Mode = "test"
         self.begin(1)
+
+    def explore(self) -> None:
+        self._mode = "collect"
 
     def begin(self, rows: int) -> None:
         self._chain = self._transforms.for_helper(rows, "test")
@@ -63,7 +70,8 @@ class NetworkComputation:
 
     def outputs(self, obs: Flat, given: Flat) -> Flat:
         made = self._chain.observe(obs) if len(self._chain) else obs
-        out = self.task.predict({name: np.ascontiguousarray(made[name]) for name in self._inputs} | self._state | given, "test")
+        inputs = {name: np.ascontiguousarray(made[name]) for name in self._inputs} | self._state | given
+        out = self.task.predict(inputs, self._mode)
         self._state = {name: np.array(out.pop(name)) for name in self._state}  # copies: an episode's begin writes zeros here
         return out
 
@@ -89,6 +97,9 @@ class GraphComputation:
         self._names = [*actions, *(f"next_{name}" for name in state), *(f"policy.{name}" for name in outputs)]
         self.remembers = bool(state)
         self.begin(1)
+
+    def explore(self) -> None:
+        pass
 
     def begin(self, rows: int) -> None:
         self._state = {name: spec.zeros(rows) for name, spec in self._specs.items()}

@@ -92,8 +92,12 @@ def write(robot: Robot, path: str | Path, to: Kind = "safetensors", *, task: str
         return description
     from parl_like.lab.policies import graph
 
+    draws = None if graph.explores(one.task) else _explorer_tree(one, robot)
+    if robot.eval_explore and draws is None:
+        raise NotExported("its evaluations draw actions, and what a graph gives does not say of what they are drawn; export with "
+                          "--to safetensors")
     made = graph.exported(one.task, one.explorer, one.transforms, one.obs, description)
-    spaces = {"obs": space_tree(one.obs), "act": space_tree(model.act_space), "explorer": _explorer_tree(one, robot)}
+    spaces = {"obs": space_tree(one.obs), "act": space_tree(model.act_space), "explorer": draws}
     policy_files.write_graph(Path(path), made.description, spaces, made.graph)
     return made.description
 
@@ -123,6 +127,10 @@ def acting_part(robot: Robot, name: str = "") -> ActingPart:
         raise NotExported(f"its players have tasks of their own; name one: {' or '.join(f'--task {one}' for one in acting)}")
     helper = helpers[0]
     task, explorer = robot.tasks[helper.name], robot.wrappers[helper.name].predictions.explorer
+    for part, method in ((task, "predict"), (task, "act"), *([] if name else [(helper, "predict")])):
+        if not (owner := _owner(part, method)).__module__.startswith("parl_like."):
+            raise NotExported(f"{owner.__name__}.{method} is code of your own, which no export holds; put it into the algorithm, "
+                              "an explorer or a transform, or use the robot itself, with load_run")
     if task.algorithm.model.act_space is None or not _acts_in(task, explorer):
         raise NotExported(f"task {task.name!r} predicts {', '.join(task.output_shapes)} and no action")
     # Without those of rewards and of replay, for a policy has neither.
@@ -137,6 +145,11 @@ def acting_part(robot: Robot, name: str = "") -> ActingPart:
     return ActingPart(task, explorer, transforms, obs)
 
 
+def _owner(part: object, method: str) -> type:
+    """The class whose method of this name an object has."""
+    return next(one for one in type(part).__mro__ if method in vars(one))
+
+
 def _acts_in(task: ComputationTask, explorer: Explorer | None) -> bool:
     if explorer is None or type(explorer) is Explorer:
         return any(name.split(".")[0] == "act" for name in task.output_shapes)
@@ -146,13 +159,16 @@ def _acts_in(task: ComputationTask, explorer: Explorer | None) -> bool:
 
 def _acts(robot: Robot) -> int:
     """Acts of one helper so far, at which schedules of exploration stand still."""
-    return robot.env_steps // max(sum(agent.n_envs for agent in robot.agents), 1)
+    return robot.env_steps // max(len(robot.agents), 1)
 
 
 def _explorer_tree(one: ActingPart, robot: Robot) -> dict[str, Any] | None:
-    """The explorer by name, for whoever wants to draw from the graph's outputs; None where it has none."""
+    """The explorer by name, for whoever wants to draw from the graph's outputs; None where it has none, or where the network
+    must be told what was drawn."""
+    if one.explorer is None or one.explorer.noise is None or one.explorer.given is not None:
+        return None
     try:
-        return None if one.explorer is None else described(one.explorer, Explorer, "its explorer", _acts(robot))
+        return described(one.explorer, Explorer, "its explorer", _acts(robot))
     except NotExported:
         return None
 

@@ -10,6 +10,7 @@ import io
 import itertools
 import logging
 import math
+import os
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
@@ -76,6 +77,16 @@ def runtime(name: str) -> Any:
         raise UsageError(f"graphs need the package {name}, which is not installed; pip install 'parl_like[export]'") from None
 
 
+def session(graph: bytes) -> Any:
+    """Return the `InferenceSession` of a graph, on one core, which can open no file: the folder of what a graph keeps outside of
+    itself is none. Raises UsageError without onnxruntime, and whatever that raises for what is no graph."""
+    onnxruntime = runtime("onnxruntime")
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level, options.intra_op_num_threads = 4, 1
+    options.add_session_config_entry("session.model_external_initializers_file_folder_path", os.devnull)
+    return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+
+
 def exported(task: ComputationTask, explorer: Explorer | None, transforms: Transforms, obs: gym.Space[Any],
              description: Description) -> Exported:
     """Return the policy of a task as a graph, with its description: what it remembers of frames, and what it predicts.
@@ -99,6 +110,14 @@ def exported(task: ComputationTask, explorer: Explorer | None, transforms: Trans
     graph = _graph(acting, example, [spec.name for spec in inputs], names)
     _compare(graph, acting, task, transforms)
     return Exported(graph, described)
+
+
+def explores(task: ComputationTask) -> bool:
+    """Return whether the algorithm itself explores: what it predicts in training is not what it predicts in tests."""
+    rng = np.random.default_rng(2)
+    inputs = {name: _drawn(spec, 4, rng) for name, spec in task.algorithm.model.inputs().items()}
+    tests, trains = (task.predict(dict(inputs), mode) for mode in ("test", "collect"))
+    return any(not np.array_equal(tests[name], trains[name], equal_nan=tests[name].dtype.kind == "f") for name in tests)
 
 
 class ActingGraph(nn.Module):
@@ -385,10 +404,7 @@ def _graph(acting: ActingGraph, example: tuple[Tensor, ...], inputs: list[str], 
 
 def _compare(graph: bytes, acting: ActingGraph, task: ComputationTask, transforms: Transforms) -> None:
     """Runs the graph beside the robot's own way for a few steps of a few rows. Raises NotExported where actions differ."""
-    onnxruntime = runtime("onnxruntime")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level, options.intra_op_num_threads = 4, 1
-    session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    ran = session(graph)
     rng, explorer, names = np.random.default_rng(1), acting.explorer, acting.names()
     for n in TRIED:
         network = NetworkComputation(task, transforms)
@@ -397,7 +413,7 @@ def _compare(graph: bytes, acting: ActingGraph, task: ComputationTask, transform
         for _ in range(3):
             obs = {name: _drawn(spec, n, rng) for name, spec in acting.specs.items()}
             try:
-                found = dict(zip(names, session.run(names, obs | state), strict=True))
+                found = dict(zip(names, ran.run(names, obs | state), strict=True))
             except Exception as error:  # noqa: BLE001  of onnxruntime
                 raise NotExported(f"the graph of {n} rows does not run: {' '.join(str(error).split())[:200]}; export with --to "
                                   "safetensors") from error

@@ -11,13 +11,14 @@ import inspect
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from typing import Any, get_args
 
 import gymnasium as gym
 import numpy as np
 
 from parl_like.data.storage.tree_encoding import ArchiveError
 from parl_like.data.transforms import Moments, Transform
+from parl_like.lab.policies.description import Dtype
 from parl_like.learning.algorithm import Algorithm
 from parl_like.learning.explorers import Explorer
 from parl_like.learning.factory import Shared
@@ -56,19 +57,19 @@ class NotExported(ValueError):
 # ------------------------------------------------------------------------------------------------ to plain values
 
 
-def named(part: object, kind: type, args: Mapping[str, Any], what: str) -> Tree:
+def named(part: object, kind: type, args: Mapping[str, Any], what: str, count: int = 0) -> Tree:
     """Return `{"class", "args"}` of a class of a kind with these arguments.
 
     Args:
-        what: What it is, for messages.
+        what: What it is, for messages. count: As for `described`, of explorers among the arguments.
 
     Raises:
         NotExported: the class has no name by which it could be found again, or an argument is no plain value.
     """
     if not isinstance(part, type) or not issubclass(part, kind):
-        raise NotExported(f"{what} is made by {getattr(part, '__name__', part)!r:.60}, which is no {kind.__name__} class "
-                          "that has a name; export it with --to onnx, which needs none")
-    return {"class": _name_of(part, kind, what), "args": {key: _plain(value, f"{what}, argument {key!r}")
+        raise NotExported(f"{what} is made by {getattr(part, '__name__', type(part).__name__)!r:.60}, which is no "
+                          f"{kind.__name__} class that has a name; export it with --to onnx, which needs none")
+    return {"class": _name_of(part, kind, what), "args": {key: _plain(value, f"{what}, argument {key!r}", count)
                                                           for key, value in args.items()}}
 
 
@@ -95,7 +96,7 @@ def described(part: object, kind: type, what: str, count: int = 0) -> Tree:
         if name == "moments" and isinstance(value, Mapping):  # of a normaliser: one for each field, all of one kind
             value = next(iter(value.values()), None)
         args[name] = value
-    return named(type(part), kind, args, what)
+    return named(type(part), kind, args, what, count)
 
 
 def space_tree(space: gym.Space[Any], depth: int = 0) -> Tree:
@@ -144,7 +145,7 @@ def trunk_tree(part: Shared, what: str) -> Tree:
             "more": [_plain(one, what) for one in part.args]}
 
 
-def _plain(value: Any, what: str) -> Any:
+def _plain(value: Any, what: str, count: int = 0) -> Any:
     """A value of an argument as a tree of plain values and arrays."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
@@ -155,13 +156,13 @@ def _plain(value: Any, what: str) -> Any:
     if isinstance(value, Mapping):
         if not all(isinstance(key, str) for key in value):
             raise NotExported(f"{what} has keys that are no text; export with --to onnx")
-        return {"$kind": "dict", "value": {key: _plain(one, what) for key, one in value.items()}}
+        return {"$kind": "dict", "value": {key: _plain(one, what, count) for key, one in value.items()}}
     if isinstance(value, (list, tuple)):
         return {"$kind": "tuple" if isinstance(value, tuple) else "list", "value": [_plain(one, what) for one in value]}
     if isinstance(value, Shared):  # here it belongs to one task alone
         return {"$kind": "part", "value": trunk_tree(value, what)}
     if isinstance(value, Explorer):  # of parts of an action, or of a population
-        return {"$kind": "explorer", "value": described(value, Explorer, what)}
+        return {"$kind": "explorer", "value": described(value, Explorer, what, count)}
     for name, kind in PLAIN.items():
         if isinstance(value, kind):  # a schedule over a run's span is one with an end from here on
             return {"$kind": name, "value": {key: getattr(value, key) for key in inspect.signature(kind).parameters}}
@@ -215,8 +216,8 @@ def space_of(tree: Any, file: object, depth: int = 0) -> gym.Space[Any]:
         if name in ("Box", "Unclipped"):
             _, low, high, shape, dtype = _fields(
                 tree, {"space": str, "low": object, "high": object, "shape": list, "dtype": str}, file)
-            check_array("its space", *shape, dtype=np.dtype(dtype))
-            kind: Any = np.dtype(dtype)
+            check_array("its space", *shape, dtype=dtype_of(dtype))
+            kind: Any = dtype_of(dtype)
             least, most = (np.broadcast_to(np.asarray(bound, kind), shape) for bound in (low, high))
             box: Any = gym.spaces.Box(least, most, tuple(shape), kind.type)
             return box if name == "Box" else Unclipped(box)
@@ -225,7 +226,7 @@ def space_of(tree: Any, file: object, depth: int = 0) -> gym.Space[Any]:
             return gym.spaces.Discrete(n, start=start)
         if name == "MultiDiscrete":
             _, nvec, start, dtype = _fields(tree, {"space": str, "nvec": np.ndarray, "start": np.ndarray, "dtype": str}, file)
-            return gym.spaces.MultiDiscrete(nvec, np.dtype(dtype).type, start=start)
+            return gym.spaces.MultiDiscrete(nvec, dtype_of(dtype).type, start=start)
         if name == "MultiBinary":
             _, shape = _fields(tree, {"space": str, "shape": list}, file)
             check_array("its space", *shape, dtype=np.int8)
@@ -234,6 +235,25 @@ def space_of(tree: Any, file: object, depth: int = 0) -> gym.Space[Any]:
 
     space: gym.Space[Any] = made(make, str(name), file)
     return space
+
+
+def explorer_of(tree: Any, file: object) -> Explorer | None:
+    """Return the explorer that `described` gave, or None for None. Raises ArchiveError; also for one whose noise is huge."""
+    if tree is None:
+        return None
+    explorer: Explorer = built(tree, Explorer, file)
+    for spec in filter(None, (explorer.noise, explorer.kept)):
+        made(lambda spec=spec: check_array(f"{type(explorer).__name__}(…)", *spec.shape, dtype=spec.dtype),  # type: ignore[misc]
+             type(explorer).__name__, file)
+    return explorer
+
+
+def dtype_of(name: Any) -> np.dtype[Any]:
+    """Return a dtype of numbers by its name. Raises ValueError for others, such as those of several numbers."""
+    if name not in get_args(Dtype):
+        raise ValueError(unknown("dtype", shortened(str(name), 60), get_args(Dtype)))
+    found: np.dtype[Any] = np.dtype(name)
+    return found
 
 
 def refused(file: object, expected: object, got: object) -> ArchiveError:
@@ -250,6 +270,9 @@ def _class(name: str, kind: type, file: object) -> type:
             return known[name]
         raise refused(file, f"a {kind.__name__} that is registered", unknown(kind.__name__, shortened(name, 60), known))
     one = vars(sys.modules[module]).get(inside) if module in sys.modules else None
+    if module == "__main__" and one is None:
+        raise ArchiveError(f"{file}: its {kind.__name__} is {shortened(inside, 100)!r} of the script that has exported it, which "
+                           "no other can import; put the class into a module, use it from there, and export again")
     if not isinstance(one, type) or not issubclass(one, kind):
         raise ArchiveError(f"{file}: its {kind.__name__} is {shortened(name, 100)!r}, a class of somebody's own, and nothing is "
                            f"imported for a file; import {shortened(module, 60)} first, if you trust it, and load it again")

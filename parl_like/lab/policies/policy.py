@@ -29,6 +29,9 @@ class Policy:
             (None: predictions are actions), and the computation of these.
         drawn, seed: As for `load`.
 
+    Raises:
+        ValueError: actions shall be drawn, and a graph does not give that of which they are.
+
     Attributes:
         description: Its manifest: names, shapes, dtypes and ranges of what goes in and out.
         observation_space, action_space: As the environment of its run had them.
@@ -37,6 +40,11 @@ class Policy:
 
     def __init__(self, stored: StoredPolicy, *, drawn: bool = False, seed: int = 0) -> None:
         description, obs, act, explorer, computation = stored
+        if drawn and computation.makes_actions and (explorer is None or explorer.noise is None or explorer.given is not None):
+            raise ValueError("policy: drawn=True: this graph gives the best actions alone, for its network itself explores, or "
+                             "must be told what was drawn; export it with --to safetensors, or load it with drawn=False")
+        if drawn and not description.drawn:  # evaluations that draw have a network that does not explore
+            computation.explore()
         self.description, self.observation_space, self.action_space = description, obs, act
         self.explorer, self.drawn = explorer, drawn
         self._computation, self._codec, self._specs = computation, ActionCodec(act), specs_of(obs, "obs")
@@ -53,12 +61,13 @@ class Policy:
 
         Args:
             path: The directory.
-            drawn: Draw actions as training does, in place of the best ones; None: as evaluations of its run do.
+            drawn: Draw actions as training does, in place of the best ones, also where the network itself explores (noise in
+                weights is that of the run's last update); None: as evaluations of its run do.
             seed: Of what is drawn.
 
         Raises:
             ArchiveError: there is no such directory, or it is not exactly what was written; the message says what is wrong.
-            ImportError: a graph needs onnxruntime, of the extra `export`.
+            UsageError: a graph needs onnxruntime, of the extra `export`. ValueError: `drawn`, and the graph cannot.
         """
         found = policy_files.read(Path(path))
         return cls(found, drawn=found.description.drawn if drawn is None else drawn, seed=seed)
@@ -74,7 +83,7 @@ class Policy:
             rows: [n] bool, such as `terminated | truncated` of a vector environment, or numbers of rows.
 
         Raises:
-            ValueError: there is not one for each observation.
+            ValueError: there is not one for each observation, or a number is of no row.
         """
         if rows is None or not self._rows:
             self._rows = 0
@@ -82,7 +91,11 @@ class Policy:
         chosen = np.asarray(rows)
         if chosen.dtype == bool and chosen.shape != (self._rows,):
             raise ValueError(f"reset: rows has the shape {chosen.shape}; expected ({self._rows},), one for each observation")
-        for row in np.flatnonzero(chosen) if chosen.dtype == bool else chosen.ravel():
+        numbers = np.flatnonzero(chosen) if chosen.dtype == bool else chosen.ravel()
+        if numbers.size and (numbers.dtype.kind not in "iu" or numbers.min() < 0 or numbers.max() >= self._rows):
+            raise ValueError(f"reset: rows is {numbers[:8].tolist()} of {numbers.dtype}; expected bool, one for each observation"
+                             f", or numbers of rows below {self._rows}")
+        for row in numbers:
             self._computation.restart(int(row))
             if self._noise is not None:
                 self._noise.begin(int(row))
@@ -109,6 +122,8 @@ class Policy:
         numbers = {len(value) for value in rows.values()}
         if len(numbers) > 1:
             raise SpecError(f"policy, field 'obs': expected as many rows of each part, got {sorted(numbers)}")
+        if numbers == {0}:
+            raise SpecError("policy, field 'obs': expected at least one row, got none")
         for key, spec in self._specs.items():
             spec.check_bounds(rows[key])
         return self._act(rows, numbers.pop(), one)

@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, get_args
 
 import gymnasium as gym
 import msgspec
@@ -31,9 +31,22 @@ from parl_like.data.transforms import Transform, Transforms
 from parl_like.lab import sizes
 from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.policies.computing import Computation, GraphComputation, NetworkComputation
-from parl_like.lab.policies.description import Description, fields_of_space
-from parl_like.lab.policies.parts import NotExported, Tree, built, described, found, made, named, refused, space_of, space_tree
-from parl_like.lab.yaml_text import ConfigError
+from parl_like.lab.policies.description import Description, Dtype, fields_of_space
+from parl_like.lab.policies.parts import (
+    NotExported,
+    Tree,
+    built,
+    described,
+    dtype_of,
+    explorer_of,
+    found,
+    made,
+    named,
+    refused,
+    space_of,
+    space_tree,
+)
+from parl_like.lab.yaml_text import ConfigError, UsageError
 from parl_like.learning.algorithm import Algorithm
 from parl_like.learning.explorers import Explorer
 from parl_like.learning.factory import AlgorithmFactory
@@ -41,10 +54,13 @@ from parl_like.learning.model import Model
 from parl_like.learning.optimizer_steps import own_parameters
 from parl_like.tasks.acting_copies import acting_state
 from parl_like.tasks.task import ComputationTask
+from parl_like.values.limits import check_array
 
 GRAPH = "policy.onnx"
 MAX_GRAPH = 2 << 30
 """Bytes of a graph: what a protocol buffer may have."""
+TYPES = {**{name: f"tensor({name})" for name in get_args(Dtype)}, "float32": "tensor(float)", "float64": "tensor(double)"}
+"""NumPy's names of dtypes → onnxruntime's."""
 COMPONENT = "policy"
 OUR_KEYS = frozenset({"obs", "act", "model", "algorithm", "explorer", "transforms", "statistics", "networks"})
 
@@ -134,7 +150,7 @@ def _listed(tree: Any) -> Any:
 def _unlisted(tree: Any, file: Path) -> Any:
     if isinstance(tree, dict):
         if tree.keys() == {"array", "dtype"}:
-            return made(lambda: np.array(tree["array"], np.dtype(tree["dtype"])), "an array", file)
+            return made(lambda: np.array(tree["array"], dtype_of(tree["dtype"])), "an array", file)
         return {key: _unlisted(value, file) for key, value in tree.items()}
     return [_unlisted(value, file) for value in tree] if isinstance(tree, list) else tree
 
@@ -174,7 +190,7 @@ def _check_kind(path: Path, meta: Mapping[str, Any], components: Mapping[str, in
 def _of_parts(file: Path, description: Description, parts: Mapping[str, Any]) -> StoredPolicy:
     obs, act = space_of(parts["obs"], file), space_of(parts["act"], file)
     model, algorithm = found(parts["model"], Model, file), found(parts["algorithm"], Algorithm, file)
-    explorer = None if parts["explorer"] is None else built(parts["explorer"], Explorer, file)
+    explorer = explorer_of(parts["explorer"], file)
     if not isinstance(parts["transforms"], list) or not isinstance(parts["statistics"], dict):
         raise refused(file, "transforms and their statistics", "something else")
     transforms = made(lambda: Transforms([built(one, Transform, file) for one in parts["transforms"]]), "Transforms", file)
@@ -232,28 +248,29 @@ def _read_graph(path: Path) -> StoredPolicy:
     if not isinstance(spaces, dict) or spaces.keys() != {"obs", "act", "explorer"}:
         raise refused(file, "the spaces obs, act and explorer", "others")
     obs, act = space_of(spaces["obs"], file), space_of(spaces["act"], file)
-    explorer = None if spaces["explorer"] is None else built(spaces["explorer"], Explorer, file)
+    explorer = explorer_of(spaces["explorer"], file)
+    for part in one.policy.state:
+        made(lambda part=part: check_array(f"its state {part.name}", *part.shape, dtype=np.dtype(part.dtype)),  # type: ignore[misc]
+             "a session", file)
     _check_fields(file, one.policy, obs, act)
     return StoredPolicy(one.policy, obs, act, explorer, _session(path / GRAPH, graph, one.policy))
 
 
 def _session(file: Path, graph: bytes, description: Description) -> GraphComputation:
-    from parl_like.lab.policies.graph import runtime
+    from parl_like.lab.policies import graph as graphs
 
-    onnxruntime = runtime("onnxruntime")
-    options = onnxruntime.SessionOptions()
-    options.log_severity_level = 4
-    options.intra_op_num_threads = 1
-    try:  # of bytes: so it can name no other file
-        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    try:
+        session = graphs.session(graph)
+    except UsageError:
+        raise  # onnxruntime is missing
     except Exception as error:  # noqa: BLE001  onnxruntime has an error class of its own for each fault
         raise refused(file, "a graph that onnxruntime runs", " ".join(str(error).split())[:300]) from None
     state, names = {one.name: one.spec for one in description.state}, [one.name for one in description.outputs]
-    expected = {one.name: one for one in [*description.observations, *description.state]}
-    shapes = {one.name: one.shape[1:] for one in session.get_inputs()}
-    if {name: list(one.shape) for name, one in expected.items()} != shapes:
-        raise refused(file, f"the inputs {', '.join(expected)} of its manifest", ", ".join(f"{key} {value}" for key, value in
-                                                                                            shapes.items()))
+    expected = {one.name: (list(one.shape), TYPES.get(one.dtype)) for one in [*description.observations, *description.state]}
+    inputs = {one.name: (one.shape[1:], one.type) for one in session.get_inputs()}
+    if expected != inputs:
+        raise refused(file, f"the inputs {', '.join(expected)} of its manifest", ", ".join(f"{key} {kind} {shape}" for key, (
+            shape, kind) in inputs.items()))
     actions = [one.name for one in description.actions]
     outputs = [*actions, *(f"next_{name}" for name in state), *(f"policy.{name}" for name in names)]
     if [one.name for one in session.get_outputs()] != outputs:
