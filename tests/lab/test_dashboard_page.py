@@ -127,9 +127,10 @@ def test_numbers_move_while_a_run_goes_on(browser, folder, site):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("later", "draws"), [(0, 1), (1000, 7)])
+@pytest.mark.parametrize(("later", "draws"), [(0, {1}), (1000, {3, 4})])
 def test_curves_are_drawn_seldom_while_more_is_to_come(browser, site, monkeypatch, later, draws):
-    """Seven answers bring a curve each. `later`: ms that the page's clock goes on at each look at it."""
+    """Seven answers bring a curve each. `later`: ms that the page's clock goes on at each look at it, so for a drawing,
+    too, after which four times as long is waited."""
     opened(browser, site)
     browser.wait("document.querySelectorAll('.chart canvas').length === 2")
     monkeypatch.setattr(boards, "TURN_S", 0.0)
@@ -141,7 +142,7 @@ def test_curves_are_drawn_seldom_while_more_is_to_come(browser, site, monkeypatc
     )
     browser.wait("lab.known.curves.has('updates/RL') && lab.known.curves.get('updates/RL').of.size === 7")
     browser.wait(WHOLE)
-    assert browser.evaluate("lab.drawn") == draws
+    assert browser.evaluate("lab.drawn") in draws
     assert browser.evaluate("document.querySelectorAll('.chart canvas').length") == 1 and browser.errors == []
 
 
@@ -201,6 +202,7 @@ def test_the_arithmetic_of_curves(browser, site):
         0,
         None,
     ]
+    assert browser.evaluate("[0.00011, 0.0000761, 0.002].map(lab.seconds)") == ["110 µs", "76 µs", "2 ms"]
     assert browser.evaluate("lab.statistics.smooth([0, 3, 0, 3, 0, 3, 0, 3], 10)") == [0, 1, 2, 1, 2, 1, 2, 3]
 
 

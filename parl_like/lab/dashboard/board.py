@@ -263,7 +263,7 @@ class _Known:
             result = entry.run.result() or {}
             differs = {key: value for key, value in info.differs.items() if key.split(".")[0] not in BOOKKEEPING}
             score = _score(result.get("evaluation"), info.evaluated.get("score"))
-            setting = " ".join(f"{key}={value}" for key, value in sorted(differs.items()))
+            setting = " ".join(f"{key}={_said_as(value)}" for key, value in sorted(differs.items()))
             row |= {"experiment": info.experiment, "setting": setting,
                     "steps": last.get(STEP), "score": score, "best": info.evaluated.get("best"),
                     "return": last.get("return/mean"), "started": info.started, "seconds": last.get(SECONDS),

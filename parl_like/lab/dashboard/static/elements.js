@@ -35,7 +35,7 @@ lab.rate = (value) => (known(value) ? `${lab.number(value >= 100 ? Math.round(va
 
 lab.seconds = (value) => {
   if (!known(value)) return "–";
-  if (value < 1e-3) return `${(value * 1e6).toPrecision(2).replace(/\.0$/, "")} µs`;
+  if (value < 1e-3) return `${Number((value * 1e6).toPrecision(2))} µs`;
   if (value < 1) return `${Number((value * 1e3).toPrecision(2))} ms`;
   if (value < 100) return `${value.toFixed(1)} s`;
   const minutes = Math.floor(value / 60);
