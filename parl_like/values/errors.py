@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from difflib import get_close_matches
+from inspect import getattr_static
 from typing import Any, NoReturn
 
 _cause_of: Any = BaseException.__dict__["__cause__"]  # the interpreter's own
@@ -135,7 +136,8 @@ def unknown(kind: str, name: object, known: Iterable[str]) -> str:
 def absent(owner: object, name: str) -> AttributeError:
     """Return the error for an attribute that an object does not have, with the one that was probably meant."""
     kind = owner if isinstance(owner, type) else type(owner)
-    known = [one for one in (*dir(kind), *getattr(owner, "__dict__", ())) if not one.startswith("_")]
+    known = [one for one in (*dir(kind), *getattr(owner, "__dict__", ()))
+             if not one.startswith("_") and not isinstance(getattr_static(kind, one, None), CalledElsewhere)]
     theirs = next((one for one, names in CALLS_ELSEWHERE.items() if name in names.split() and one in known), "")
     near = theirs or ("" if name.startswith("_") else nearest(name, known))
     hint = f"; what others call {name} is {theirs} here" if theirs else f"; did you mean {near!r}?" if near else ""

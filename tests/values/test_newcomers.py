@@ -77,7 +77,7 @@ CALLS = {
     "callback": (lambda robot: robot.run(9, callback=print), TypeError, "^run: no option 'callback'; did you mean 'hooks'"),
     "n_eval_episodes": (lambda robot: robot.evaluate(n_eval_episodes=2), TypeError, "did you mean 'episodes'"),
     "an option that is none": (lambda robot: robot.run(9, speed=2), TypeError,
-                               "^run: no option 'speed'; there are 'hooks', 'stop'$"),
+                               "^run: no option 'speed'; there are 'hooks', 'progress', 'stop'$"),
     "steps without a name": (lambda robot: robot.collect(9), TypeError,
                              r"^collect: got 1 values without a name; expected at most 0; others are .*: collect\(n_step=…"),
     "what reset returns": (lambda robot: robot.act(gym.make(CARTPOLE).reset()), SpecError,

@@ -171,7 +171,7 @@ class GSDE(Gaussian):
         ValueError: period is below 1.
     """
 
-    needs = ("mean", "log_std", "basis")
+    needs, settings = ("mean", "log_std", "basis"), ("shape", "log_prob", "features")
 
     def __init__(self, shape: int | Sequence[int], features: int, log_prob: bool = False, period: int | None = None) -> None:
         super().__init__(shape, log_prob)
