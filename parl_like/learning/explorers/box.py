@@ -22,7 +22,7 @@ class Gaussian(Explorer):
     """
 
     needs: tuple[str, ...] = ("mean", "log_std")
-    settings = ("shape", "log_prob")
+    settings: tuple[str, ...] = ("shape", "log_prob")
 
     def __init__(self, shape: int | Sequence[int], log_prob: bool = False) -> None:
         self.shape = (shape,) if isinstance(shape, int) else tuple(shape)
