@@ -127,6 +127,12 @@ def test_what_keeps_the_laws_is_said_to():
     assert probe_env("FrozenLake-v1").findings[3].state == "does not apply"
 
 
+@pytest.mark.slow
+def test_an_algorithm_that_keeps_all_laws_is_said_to():
+    found = probe_algorithm(A2C)
+    assert found.broken == [] and str(found).splitlines()[-1] == "9 laws hold, 0 broken, 0 do not apply"
+
+
 def test_buffers_and_environments_that_break_laws():
     assert "rows come out as they went in" in probe_buffer(Late).broken
     assert probe_buffer(Newest).broken == ["draws every row"]
