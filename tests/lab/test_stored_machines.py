@@ -137,7 +137,7 @@ def test_a_run_of_the_user_s_own_goes_on_without_a_word_and_a_changed_one_is_sai
     (task,) = drawn["tasks"]
     assert (drawn["driver"], drawn["n_agents"], drawn["n_envs"], drawn["step"]) == ("processes", 2, 2, 40)
     assert [(one["worker"], one["restarts"], one["agents"]) for one in drawn["workers"]] == [(0, 0, [0]), (1, 0, [1])]
-    assert {one["status"] for one in drawn["workers"]} <= {"ready", "running"}
+    assert {one["status"] for one in drawn["workers"]} <= {"ready", "running", "slow"}  # slow where others are busy
     assert (task["name"], task["algorithm"], task["learns"], task["learn"]["max_rows"]) == ("RL", "DQN", True, 8)
     assert task["version"] == task["updates"] > 0 and sum(one["steps"] for one in drawn["agents"]) == 40
     before = run.result()
