@@ -60,9 +60,10 @@ class Multitask(gym.Env[Any, Any]):
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
         super().reset(seed=seed)
         given = dict(options or {})
-        self.task = int(given.pop("task")) if "task" in given else int(self.np_random.choice(len(self.envs), p=self.chances()))
-        if not 0 <= self.task < len(self.envs):
-            raise ValueError(f"Multitask: task is {self.task}; expected one of 0 to {len(self.envs) - 1}")
+        task = given.pop("task") if "task" in given else self.np_random.choice(len(self.envs), p=self.chances())
+        if isinstance(task, bool) or not gym.spaces.Discrete(len(self.envs)).contains(task):
+            raise ValueError(f"Multitask: task is {task!r}; expected one of 0 to {len(self.envs) - 1}")
+        self.task = int(task)
         self.total = 0.0
         below = None if seed is None and self.counts[self.task] else int(self.np_random.integers(2**31))
         obs, info = self.envs[self.task].reset(seed=below, options=given or None)

@@ -100,5 +100,11 @@ def test_a_robot_learns_in_it():
 def test_bad_input(args):
     with pytest.raises(ValueError, match="Multitask"):
         Multitask(*args)
-    with pytest.raises(ValueError, match="expected one of 0 to 0"):
-        Multitask([lambda: gym.make("CartPole-v1")]).reset(options={"task": 1})
+
+
+@pytest.mark.parametrize("task", [2, -1, 1.7, True, "1", None, float("nan"), np.array([0, 1])])
+def test_a_task_that_is_none_is_refused(task):
+    env = Multitask([lambda: gym.make("CartPole-v1")] * 2)
+    with pytest.raises(ValueError, match="expected one of 0 to 1"):
+        env.reset(options={"task": task})
+    assert env.reset(options={"task": np.int64(1)})[1]["task"] == 1
