@@ -38,7 +38,8 @@ def navigation() -> dict[str, list[str]]:
 
 def written() -> list[str]:
     """Return every page that is written, or made and kept, but the README (the first page) and the decisions."""
-    return ["design", "CHANGELOG", *(f"docs/{page.stem}" for page in sorted((ROOT / "docs").glob("*.md")))]
+    found = [str(page.relative_to(ROOT).with_suffix("")) for page in sorted((ROOT / "docs").rglob("*.md"))]
+    return ["design", "CHANGELOG", *(page for page in found if not page.startswith("docs/decisions/"))]
 
 
 def rooms() -> dict[str, list[str]]:

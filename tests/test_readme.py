@@ -15,8 +15,10 @@ from parl_like.lab import cli, config, experiment, user_experiments
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", ROOT / "design.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(r"```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?", re.DOTALL)
-BLOCKS = [pytest.param(match["code"], match["shown"], id=f"{page.relative_to(ROOT)}-{number}")
+BLOCK = re.compile(r"(?P<slow><!-- slow -->\n+)?```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?", re.DOTALL)
+"""A block of Python and what it prints; a comment `<!-- slow -->` above it puts it among the slow tests."""
+BLOCKS = [pytest.param(match["code"], match["shown"], id=f"{page.relative_to(ROOT)}-{number}",
+                       marks=[pytest.mark.slow] * bool(match["slow"]))
           for page in PAGES for number, match in enumerate(BLOCK.finditer(page.read_text(encoding="utf-8")))]
 
 
@@ -73,11 +75,11 @@ def test_modules_that_pages_name_have_what_is_said_to_be_there(page):
 NAMESPACES = ("parl_like", *(f"parl_like.{end}" for end in (
     "algorithms", "models", "data.transforms", "envs", "envs.wrappers", "environment.hooks", "environment.stop_conditions",
     "drivers.workers.processes", "drivers.ray.cluster", "agents.players", "robots.self_play")))
-OTHERS = ("from-parl.md", "from-others.md")
+OTHERS = [page for page in PAGES if page.name in ("from-parl.md", "from-others.md") or page.parent.name == "coming-from"]
 """Pages with calls of other libraries."""
 
 
-@pytest.mark.parametrize("page", [one for one in PAGES if one.name not in OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
+@pytest.mark.parametrize("page", [one for one in PAGES if one not in OTHERS], ids=lambda page: str(page.relative_to(ROOT)))
 def test_arguments_that_pages_name_are_taken(page):
     found = [pkgutil.resolve_name(name) for name in NAMESPACES]
     for name, given in re.findall(r"`(?:[^`]*?\W)?([A-Za-z_]\w*)\(([^()`]*)\)[^`]*`", inline(page)):
@@ -106,9 +108,16 @@ def test_files_that_pages_name_exist(page):
         assert (ROOT / name).exists() or (ROOT / "tests" / name).exists(), name
 
 
-def test_every_page_is_in_the_table_of_contents():
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"(docs/{page.name})" not in readme]
+def test_every_page_is_a_link_or_two_from_the_readme():
+    """Each page is linked by the README or by a page that the README links; the site's navigation has all (test_site)."""
+    near = linked(ROOT / "README.md") | {ROOT / "README.md"}
+    reached = near.union(*(linked(page) for page in near if page.suffix == ".md" and page.is_file()))
+    assert not [str(page.relative_to(ROOT)) for page in PAGES if page not in reached and page.parent.name != "decisions"]
+
+
+def linked(page):
+    """The files that a page links."""
+    return {(page.parent / target).resolve() for target in re.findall(r"\]\((?!http)([^)#]+)", page.read_text(encoding="utf-8"))}
 
 
 def test_the_command_lines_shown_are_taken(monkeypatch, tmp_path):
