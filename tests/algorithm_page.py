@@ -1,5 +1,5 @@
-"""Writes docs/algorithms.md, and the families of experiments, from the docstrings of algorithms/ and robots/, the experiments and
-docs/marks.json: `make algorithms`."""
+"""Writes docs/algorithms.md, the families of experiments and the leaderboard, from the docstrings of algorithms/ and robots/, the
+experiments and docs/marks.json: `make algorithms`."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from statistics import median
 from typing import Any
 
 import evidence
+import leaderboard
 
 from parl_like import Algorithm, algorithms
 from parl_like.lab import experiment as experiments
@@ -124,6 +125,14 @@ def experiments_of() -> dict[str, list[str]]:
     return found
 
 
+def experiments_of_robots() -> dict[str, list[str]]:
+    """Robot, by its module → its experiments."""
+    found = defaultdict(list)
+    for path in sorted(EXPERIMENTS.glob("*.yaml")):
+        found[experiments.get(path.stem).robot].append(path.stem)
+    return found
+
+
 def keys(name: str) -> tuple[str, ...]:
     """What a member is known by among the experiments."""
     return (WHOLE.get(name, name.lower()), *ROBOTS.get(name, ()))
@@ -155,12 +164,17 @@ def trained() -> dict[str, list[str]]:
             pages = [page for page in ("robots.md", "curiosity.md", "games.md", "search.md", "offline.md", "skills.md",
                                          "thinker.md", "thinker-published.md")
                      if f"`{name}`" in (PAGE.parent / page).read_text(encoding="utf-8")]
-            unit = "iterations" if name in solvers.ROWS else "steps"
-            told = (f": {median(mark.score for mark in seen):.4g} after {seen[0].env_steps:,} {unit}, "
-                    f"{len(seen)} seed{'s' * (len(seen) > 1)}" if seen
-                    else f": see [{pages[0]}]({pages[0]})" if pages else "")
-            lines[key].append(f"`{name}`{told}")
+            after = f": {told(seen, name)}" if seen else f": see [{pages[0]}]({pages[0]})" if pages else ""
+            lines[key].append(f"`{name}`{after}")
     return lines
+
+
+def told(seen: list[marks.Mark], name: str = "") -> str:
+    """Return the score of an experiment, or of the row of a solver, in words; `–` where nothing is measured."""
+    if not seen:
+        return "–"
+    score, unit = median(mark.score for mark in seen), "iterations" if name in solvers.ROWS else "steps"
+    return f"{score:.4g} after {seen[0].env_steps:,} {unit}, {len(seen)} seed{'s' * (len(seen) > 1)}"
 
 
 def spaces() -> str:
@@ -191,7 +205,29 @@ def page() -> str:
     return "\n\n".join(parts) + "\n"
 
 
+def takes(one: Any) -> str:
+    """Return the row of `spaces` that is about one member; empty: there is none."""
+    row = next((row for row in action_spaces.in_words() if row["algorithm"] == one.__name__), {})
+    return "; ".join(f"{name}: {value}" for name, value in row.items() if name != "algorithm" and value)
+
+
+PAPER = re.compile(r"^(The published|Published|The paper|It is the published|Places in the context)|[Pp]ublished (are|agents)"
+                   r"|are those of the paper, whose|, and has none here|which is left to the data here")
+"""Sentences of docstrings that compare with a paper what is here."""
+ARGUMENT = re.compile(r"[a-z_]+(, [a-z_]+)*: ")
+
+
+def differences(one: Any) -> list[str]:
+    """Return the sentences of a member's docstring that say what its paper has otherwise. Of an argument the sentence before,
+    which says what it is, comes with such a one."""
+    text = " ".join((inspect.getdoc(one) or "").split()).replace("Args: ", "")
+    sentences = re.split(rf"(?<=[.])\s+(?=[A-Z]|{ARGUMENT.pattern.replace('(', '(?:')})", text)
+    return [f"{before} {sentence}" if ARGUMENT.match(before) and not ARGUMENT.match(sentence) else sentence
+            for before, sentence in zip(["", *sentences], sentences, strict=False) if PAPER.search(sentence)]
+
+
 if __name__ == "__main__":
     families.TABLE.write_text(families_table(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
+    leaderboard.PAGE.write_text(leaderboard.page(), encoding="utf-8")
     print(PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE)

@@ -13,11 +13,12 @@ from parl_like.lab.yaml_text import load_yaml_file
 ROOT = Path(__file__).resolve().parents[1]
 FILE = ROOT / "docs" / "evidence.yaml"
 KINDS = ("exact", "identity", "peer")
-GREEN, YELLOW, NONE = "🟢", "🟡", "⚪"
+GREEN, YELLOW, NONE = "yes", "missed", "–"
+"""The lights in words, for pictures of them are boxes where a font lacks them; the site draws a dot before each (`dots`)."""
 COLUMNS = "| algorithm | exact number | identity | mark | peer |\n|---|---|---|---|---|"
 HEAD = """## What shows that they are right
 
-🟢 there is such evidence; 🟡 a mark is there, and the median of its seeds misses it; ⚪ there is none.
+*yes*: there is such evidence; *missed*: a mark is there, and the median of its seeds misses it; *–*: there is none.
 
 - *exact number*: a test of numbers worked out by hand, or known from elsewhere;
 - *identity*: a test that it is a simpler one where its novelty is off, or does what a plain loop does;
@@ -59,6 +60,28 @@ def row(name: str, groups: Sequence[Sequence[Mark]]) -> str:
     known = load()[name]
     lights = [GREEN if kind in known else NONE for kind in KINDS]
     return f"| {name} | {lights[0]} | {lights[1]} | {of_marks(groups)} | {lights[2]} |"
+
+
+def peer(name: str) -> str:
+    """Return the peer beside a member, in Markdown of a page of docs/; empty: there is none."""
+    where = load()[name].get("peer", "")
+    page, _, row = where.partition(": ")
+    return f"[{row}]({page.removeprefix('docs/')})" if row else f"`{where}`" if where else ""
+
+
+def dots(text: str) -> str:
+    """Return a page of the site with a dot before each light in a table: its colour is that of `site.css`."""
+    classes = {GREEN: "yes", YELLOW: "missed", NONE: "none"}
+
+    def marked(line: str) -> str:
+        cells = line.split(" | ")
+        return " | ".join([cells[0], *(f'<span class="light {classes[one]}">{one}</span>' if one in classes else one
+                                       for one in (cell.removesuffix(" |") for cell in cells[1:]))]) + " |"
+
+    head, begin, rest = text.partition(COLUMNS)
+    lines = rest.split("\n")
+    last = next((i for i, line in enumerate(lines[1:], 1) if not line.startswith("| ")), len(lines))
+    return head + begin + "\n".join([*lines[:1], *map(marked, lines[1:last]), *lines[last:]])
 
 
 def table(members: dict[str, list[list[Mark]]]) -> str:

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SITE = ROOT / "docs" / "site"
 LINK = re.compile(r"\[(?P<text>[^\]]*)\]\((?!\w+:)(?P<target>[^)#\s]*)(?P<anchor>#[^)\s]+)?\)")
 BLOCK = re.compile(r"(```.*?\n```|`[^`\n]+`)", re.DOTALL)
-MADE = {"docs/algorithms", "docs/reference", "docs/decisions"}
+MADE = {"docs/algorithms", "docs/reference", "docs/decisions", "docs/robots"}
 """Pages with pages of their own below them, in a folder of their name."""
 EXTRA_ROOMS = ("parl_like.environment.hooks", "parl_like.environment.stop_conditions")
 """Public modules without an `__all__`, which pages name."""
@@ -63,18 +63,49 @@ def toctree(pages: list[str], caption: str = "", hidden: bool = False) -> str:
 
 
 def algorithm_pages() -> dict[str, str]:
-    """Return class → its page: what shows that it is right, its experiments and scores, its docstring."""
+    """Return class → its page: what shows that it is right, what it takes, its experiments and scores, its docstring, and what
+    its paper has otherwise."""
     trained, groups = algorithm_page.trained(), algorithm_page.groups()
     pages = {}
     for file, there in algorithm_page.members().items():
         for one in there:
-            light = [evidence.COLUMNS, evidence.row(one.__name__, groups[one.__name__])] if one.__name__ in groups else []
-            parts = [f"# {one.__name__}",
+            name = one.__name__
+            light = [evidence.COLUMNS, evidence.row(name, groups[name])] if name in groups else []
+            takes, beside = algorithm_page.takes(one), evidence.peer(name) if name in groups else ""
+            every = "[all of them](algorithms.md#which-algorithm-takes-what)"
+            parts = [f"# {name}",
                      f"{algorithm_page.first_sentence(file)}. Source: [algorithms/{file}.py](../algorithms/{file}.py).",
-                     "\n".join(light), *algorithm_page.about(one, trained)]
+                     "\n".join(light), f"Beside it: {beside}." if beside else "",
+                     f"Takes, with networks of ours: {takes} ({every})." if takes else "",
+                     *algorithm_page.about(one, trained)]
             if commands := algorithm_page.commands(one):
                 parts.append("```bash\n" + "\n".join(commands) + "\n```")
-            pages[one.__name__] = moved_down("\n\n".join(filter(None, parts)) + "\n")
+            if differs := algorithm_page.differences(one):
+                parts.append("## What the paper has otherwise\n\n```text\n" + "\n".join(differs) + "\n```")
+            pages[name] = moved_down("\n\n".join(filter(None, parts)) + "\n")
+    return pages
+
+
+PICTURES = {"hierarchy": "hierarchy-doorkey.png", "thinker": "thinker-mini.png", "single": "multiroom.png"}
+"""Robot → a picture of docs/ that shows it."""
+
+
+def robot_pages() -> dict[str, str]:
+    """Return module of robots/ that has experiments → its page: its docstring, a picture, its experiments with their scores, and
+    the keys of its configuration."""
+    scores, pages = algorithm_page.scores(), {}
+    for robot, names in sorted(algorithm_page.experiments_of_robots().items()):
+        module, shown = import_module(f"parl_like.robots.{robot}"), PICTURES.get(robot)
+        source = f"robots/{robot}/" if hasattr(module, "__path__") else f"robots/{robot}.py"
+        rows = [f"| `{name}` | {algorithm_page.experiments.get(name).description} | {algorithm_page.told(scores[name])} |"
+                for name in names]
+        keys = inspect.getdoc(import_module(f"parl_like.robots.{robot}").Config) or ""
+        parts = [f"# {robot}", f"Source: [{source}](../{source}).", f"```text\n{inspect.getdoc(module)}\n```",
+                 f"![{shown.removesuffix('.png')}]({shown})" if shown else "",
+                 "\n".join(["| experiment | what | score |", "|---|---|---|", *rows]),
+                 "`parl-like train NAME` trains one of them.",
+                 f"## Configuration\n\n```text\n{keys}\n```" if keys else ""]
+        pages[robot] = moved_down("\n\n".join(filter(None, parts)) + "\n")
     return pages
 
 
@@ -141,7 +172,10 @@ def lay_out(stage: Path) -> None:
     lay("index", (ROOT / "README.md").read_text(encoding="utf-8") + "\n" + "\n\n".join(contents) + "\n")
     for name in {*written()} - MADE:
         lay(name, (ROOT / f"{name}.md").read_text(encoding="utf-8"))
-    below = {"docs/algorithms": (algorithm_page.front(), algorithm_pages()),
+    robots = (ROOT / "docs" / "robots.md").read_text(encoding="utf-8")
+    below = {"docs/algorithms": (evidence.dots(algorithm_page.front()),
+                                 {name: evidence.dots(text) for name, text in algorithm_pages().items()}),
+             "docs/robots": (f"{robots}\n## A page for each\n", robot_pages()),
              "docs/reference": ("# Reference\n\nEvery public name, as its docstring says it: shapes, types, units, errors.",
                                 {module: reference(module, names) for module, names in rooms().items()}),
              "docs/decisions": ("# Decisions\n\nOne a page: context, decision, what was rejected, consequences.",
