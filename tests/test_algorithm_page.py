@@ -3,6 +3,8 @@
 import importlib
 
 import algorithm_page
+import leaderboard
+import metrics_page
 import pytest
 
 from parl_like import Algorithm
@@ -40,3 +42,39 @@ def test_experiments_are_of_the_family_of_their_algorithm_or_robot():
     assert families.title("single").startswith("A robot with one task that learns by any algorithm"), "of users' own algorithms"
     assert all(families.title(one) for one in {experiments.get(name).robot for name in shipped})
     assert families.title("somebody_elses") == ""
+
+
+def test_the_leaderboard_is_that_of_the_marks():
+    assert leaderboard.PAGE.read_text(encoding="utf-8") == leaderboard.page(), "run `make algorithms`"
+
+
+def test_the_quickest_stands_first_and_what_misses_its_mark_not_at_all():
+    marks = [mark for mark in leaderboard.reports.load(leaderboard.MARKS) if not mark.differs]
+    found = leaderboard.reached(marks)
+    pole = [leaderboard.median(mark.seconds for mark in same) for same in found["CartPole-v1"]]
+    assert len(pole) > 10 and pole == sorted(pole)
+    listed = {same[0].experiment for there in found.values() for same in there}
+    assert "ppo-cartpole" in listed and not {"qlambda-cliffwalking", "plas-pendulum", "cfr-kuhn"} & listed
+
+
+def test_what_papers_have_otherwise_is_said_with_the_argument_that_it_is_about():
+    said = {one.__name__: algorithm_page.differences(one) for there in algorithm_page.members().values() for one in there}
+    assert said["CrossQ"] == ["Published: critics of 2 × 2048, an actor of 2 × 256, which has batch norm there, too, and has none "
+                              "here."]
+    assert said["DQN"][0].startswith("adam_eps: ") and not said["A2C"]
+
+
+def test_every_number_that_an_algorithm_gives_is_explained():
+    """By its code; tests/robots/test_experiments.py has the numbers of every experiment's run."""
+    given = set(metrics_page.given())
+    assert len(given) > 100 and ("algorithms/ppo.py", "kl") in given
+    assert [(file, name) for file, name in given if metrics_page.unexplained([f"RL/{name}"])] == []
+
+
+def test_no_metric_is_explained_that_nothing_gives():
+    text = "".join(path.read_text(encoding="utf-8") for top in ("parl_like", "algorithms", "robots")
+                   for path in (algorithm_page.ROOT / top).rglob("*.py"))
+    words = {word for name in metrics_page.names() for word in algorithm_page.re.split(r"[/._]", name)} - {*metrics_page.PLACES}
+    assert sorted(word for word in words if not algorithm_page.re.search(rf"[\W_]{word}[\W_]", text)) == []
+    assert metrics_page.unexplained(["RL/loss", "RL/nonsense", "return/white", "RL/predict/rows", "RL/guess/rows"]) == [
+        "RL/nonsense", "RL/guess/rows"]

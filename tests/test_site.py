@@ -3,6 +3,7 @@
 import importlib
 
 import algorithm_page
+import evidence
 import pytest
 import site_pages
 
@@ -35,6 +36,27 @@ def test_an_algorithm_has_a_page_with_its_light_scores_command_and_docstring():
     dqn = pages["DQN"]
     assert algorithm_page.inspect.getdoc(members["DQN"]) in dqn
     assert "| DQN | " in dqn and "parl-like train dqn-cartpole\n" in dqn and "steps, " in dqn
+
+
+def test_a_page_of_an_algorithm_says_what_it_takes_who_is_beside_it_and_what_its_paper_has():
+    page = site_pages.algorithm_pages()["CrossQ"]
+    assert "Beside it: [CrossQ, Pendulum-v1, 10,000 steps](../benchmarks.md)." in page
+    assert "actions: Discrete, Box;" in page and "## What the paper has otherwise\n" in page
+
+
+def test_a_robot_has_a_page_with_its_picture_experiments_and_keys():
+    pages = site_pages.robot_pages()
+    assert pages.keys() == {algorithm_page.experiments.get(path.stem).robot for path in algorithm_page.EXPERIMENTS.glob("*.yaml")}
+    assert "](../hierarchy-doorkey.png)" in pages["hierarchy"] and "| `hierarchy-doorkey` | " in pages["hierarchy"]
+    assert "horizon: Steps after which a goal is given up." in pages["hierarchy"]
+
+
+def test_lights_are_words_with_a_dot_before_them():
+    page = f"one\n\n{evidence.COLUMNS}\n| A | yes | – | missed | yes |\n\nyes | – |\n"
+    assert evidence.dots(page) == page.replace("| yes | – | missed | yes |", (
+        '| <span class="light yes">yes</span> | <span class="light none">–</span> | <span class="light missed">missed</span> '
+        '| <span class="light yes">yes</span> |'))
+    assert evidence.dots("no table | yes |\n") == "no table | yes |\n"
 
 
 def test_links_of_the_checkout_hold_on_the_site(tmp_path):

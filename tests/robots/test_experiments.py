@@ -11,6 +11,7 @@ import sys
 import textwrap
 import time
 
+import metrics_page
 import pytest
 from recorded_rows import offline
 
@@ -133,7 +134,8 @@ FROZEN = {"old0", "old1", "old2", "old3"}  # tasks that do not learn themselves:
 @pytest.mark.parametrize("name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in NAMES])
 def test_two_short_runs_and_one_that_is_resumed_are_the_same(name, tmp_path):
     """The second is evaluated before, and while it trains: that changes nothing. The third has another seed, up to the checkpoint
-    of the first that it loads. Before that, and after it, all of them act, and all their tasks learn."""
+    of the first that it loads. Before that, and after it, all of them act, and all their tasks learn. Every number that they log
+    is explained in docs/running/debugging.md."""
     overrides = short(name)
     half, left = overrides["total_steps"] // 2, []
     for run, seed in enumerate((5, 5, 6)):
@@ -151,6 +153,7 @@ def test_two_short_runs_and_one_that_is_resumed_are_the_same(name, tmp_path):
                 done.append([robot.env_steps, *(task.learns for task in robot.tasks.values())])
             assert all(begin < middle < end or (begin, end) == (0, 0) and name in FROZEN
                        for name, begin, middle, end in zip(("steps", *robot.tasks), *done, strict=True)), done
+            assert metrics_page.unexplained(robot.metrics().keys() - {"env_steps"}) == []
             left.append((before, robot.trace_hash(), {name: task.state_dict() for name, task in robot.tasks.items()}))
     assert same(left[0], left[1]) and left[2][0] != left[0][0] and same(left[2][1:], left[0][1:])
 
@@ -190,11 +193,23 @@ def trace(run):
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """Trace of the run that nothing interrupts."""
+def whole_run(tmp_path_factory):
+    """The run that nothing interrupts."""
     run = tmp_path_factory.mktemp("runs") / "whole"
     assert main(["train", *ARGS, f"run_dir={run}"]) == 0
-    return trace(run)
+    return run
+
+
+@pytest.fixture(scope="module")
+def whole(whole_run):
+    """Its trace."""
+    return trace(whole_run)
+
+
+def test_every_column_of_the_metrics_is_explained(whole_run):
+    header = (whole_run / "metrics.csv").read_text().partition("\n")[0].split(",")
+    assert {"step", "eval/score", "RL/loss", "RL/learn/grad_norm"} <= set(header)
+    assert metrics_page.unexplained(header) == []
 
 
 def test_evaluations_while_training_change_nothing_of_it(whole, tmp_path):
