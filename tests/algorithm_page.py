@@ -49,7 +49,7 @@ The table holds with our networks that fit the algorithm (`parl-like list --spac
 - *Box* has finite bounds. *any* is that, an unbounded Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these
   (*of choices*: without a Box).
 - *images*: a convolutional network reads observations that have one; else an image is one long row of numbers.
-- *masks*: the observation's `mask` says which choices are legal, see [own.md](own.md#masks).
+- *masks*: the observation's `mask` says which choices are legal, see [masks](own/environment.md#masks).
 - *memory*: with a recurrent network (`model=Recurrent`), or always.
 - VDN, QMIX and MADDPG take the joint rows of a team (`parl_like.envs.joint.Joint`), MAPPO players that see a `state`
   (`parl_like.envs.central_state.CentralState`).
