@@ -32,7 +32,8 @@ _END = re.compile(r"(?<=[.!?])[)\"”*]*\s+(?=[^a-z])|(?<=[.!?]\*\*)\s+|(?<=[.!?
 
 def pages() -> list[Path]:
     """The documents that a reader meets; CHANGELOG.md has rules of its own."""
-    return [*(ROOT / name for name in ("README.md", "design.md", "CONTRIBUTING.md", "AGENTS.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+    top = ("README.md", "design.md", "CONTRIBUTING.md", "AGENTS.md")
+    return [*(ROOT / name for name in top), *sorted((ROOT / "docs").rglob("*.md"))]
 
 
 def paragraphs(text: str) -> Iterator[str]:

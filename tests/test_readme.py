@@ -7,6 +7,7 @@ import shlex
 import sys
 from pathlib import Path
 
+import prose
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from parl_like import Robot
 from parl_like.lab import cli, config, experiment, user_experiments
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [*(ROOT / name for name in ("README.md", "design.md", "CONTRIBUTING.md", "AGENTS.md")), *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = prose.pages()
 BLOCK = re.compile(r"(?P<slow><!-- slow -->\n+)?```python\n(?P<code>.*?)```(?:\n+```text\n(?P<shown>.*?)```)?", re.DOTALL)
 """A block of Python and what it prints; a comment `<!-- slow -->` above it puts it among the slow tests."""
 BLOCKS = [pytest.param(match["code"], match["shown"], id=f"{page.relative_to(ROOT)}-{number}",
@@ -95,7 +96,8 @@ def test_options_of_commands_that_pages_name_are_taken():
     """Thinker's page has those of the original; `ray`, `pip` and files of tests have some of their own."""
     files = [*(ROOT / "parl_like" / "lab").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
     source = "".join(file.read_text(encoding="utf-8") for file in files)
-    theirs = {"--no-deps", "--no-build-isolation", "--write", "--generate", "--head", "--port", "--address", "--help", "--version"}
+    theirs = {"--no-deps", "--no-build-isolation", "--write", "--generate", "--head", "--port", "--address", "--help",
+              "--version"}
     named = {option for page in PAGES if not page.name.startswith("thinker")
              for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text(encoding="utf-8"))}
     assert {option for option in named - theirs if f'"{option}"' not in source} == set()
