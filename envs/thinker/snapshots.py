@@ -210,5 +210,5 @@ def copied_env(env: gym.Env[Any, Any]) -> gym.Env[Any, Any]:
         return copy.deepcopy(env)
     except Exception as error:
         raise TypeError(f"{env} cannot clone its state, and it cannot be copied ({type(error).__name__}: {error}); write its "
-                        "clone_state() and restore_state(state), see docs/own/environment.md, or leave out of it what cannot be copied "
-                        "(__deepcopy__)") from error
+                        "clone_state() and restore_state(state), see docs/own/environment.md, or leave out of it what cannot "
+                        "be copied (__deepcopy__)") from error

@@ -230,7 +230,7 @@ class Guarded(gym.Env):
     (Tuple((Box(-1, 1, (1,)), Discrete(3, start=1))), 3, lambda act, shut: act[1] - 1 != shut, "1"),
 ], ids=["Discrete", "MultiDiscrete", "MultiBinary", "Dict", "Tuple"])
 def test_masks_are_laid_out_as_the_documents_say(name, more, act, size, legal, key):
-    """The rule "Masks" of docs/own: no illegal alternative is taken, by the policy or at random, before, while and after learning."""
+    """The rule "Masks" of docs/own: no illegal one is taken, by the policy or at random, before, while and after learning."""
     small = {"unroll": 16, "minibatches": 1} if name == "PPO" else {"warmup": 16, "batch_size": 16, "learn_every": 4}
     with Robot.of(name, lambda: Guarded(act, size, legal, key), seed=0, total_steps=400, n_agents=2, **small, **more) as made:
         made.run(400)
