@@ -34,6 +34,7 @@ from parl_like.learning.explorers import EpsilonGreedy, Explorer
 from parl_like.learning.model import ArrayModel
 from parl_like.models import MLPQ
 from parl_like.robots import single
+from parl_like.run import diagnosis
 
 PAGES = sorted((prose.ROOT / "docs" / "own").glob("*.md"))
 CELL = re.compile(r"^\| (.+?) (?<!\\)\| ", re.MULTILINE)
@@ -288,7 +289,7 @@ OFF = {"helper": partial(OffPolicyHelper, warmup=8, batch_size=8)}
 CASES = {
     "environment": {
         "expected the pair (observation, info)": lambda: learned(made(reset_gives=np.zeros(3))),
-        "field 'obs': expected …, got …": lambda: learned(made(step_gives=np.zeros(3, np.float32))),
+        "field 'obs_next': expected …, got …": lambda: learned(made(step_gives=np.zeros(3, np.float32))),
         "gave the reward None": lambda: learned(made(rew=None)),
         "expected a finite number": lambda: learned(made(rew=float("inf"))),
         "action outside the space": lambda: run(type("Far", (Looped,), {"choose": lambda *_: 7}), **OFF),
@@ -319,7 +320,7 @@ CASES = {
         "Robot.of: Q is no algorithm of those that it knows, nor made from one":
             lambda: Robot.of(type("Q", (Scratch,), {}), Ends),
         "no optimiser holds …": lambda: learned(algorithm=Half),
-        "all … optimiser steps were left out": lambda: learned(algorithm=Nan),
+        "loss is nan at optimiser step": lambda: learned(algorithm=Nan),
     },
     "explorer": {
         "has a noise spec but no draw()": lambda: learned(explorer=Held()),
@@ -357,11 +358,11 @@ CASES = {
     },
     "experiment": {
         "registers no experiment": lambda tmp: registering(tmp, "x = 1"),
-        "has the experiments a, b; write my_robot.py:a": lambda tmp: registering(tmp, TWO, "my_robot_of_pages.py"),
+        "has the experiments …; write …:a": lambda tmp: registering(tmp, TWO, "two_of_pages.py"),
         "there is another module …; rename the file": lambda tmp: registering(tmp, TWO, "json.py"),
         "is in the run directory …, and nothing in one is imported": in_a_run,
         "give --from …, if you trust it": elsewhere,
-        "is given in Python only": lambda: built(schedule=1),
+        "is given in Python only": lambda: built(extras=[1]),
         "has no key": lambda: built(nothing=1),
     },
 }
@@ -390,6 +391,7 @@ def test_a_mistake_brings_about_what_the_page_shows(page, message, tmp_path, mon
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for kept in ("_registered", "_modules", "_brought"):
         monkeypatch.setattr(experiment, kept, {})
+    monkeypatch.setattr(diagnosis, "UNASKED", 100)
     mistake = CASES[page][message]
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
