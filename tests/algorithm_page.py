@@ -38,8 +38,18 @@ of `python -m benchmarks.solvers`, whose scores are −`nash_conv`."""
 
 ROBOTS = {"BC": ["nfsp"], "DQN": ["self_play"], "DynamicsLearner": ["auxiliary"], "WorldModel": ["thinker", "thinker_shared"],
           "PPO": ["hierarchy"], "OptionCritic": ["options"],
-          "LearningProgress": ["curriculum"], "Discriminator": ["skills"]}
+          "LearningProgress": ["curriculum"], "Discriminator": ["skills"], "EnsembleLearner": ["mbpo"], "MuZeroModel": ["muzero"]}
 """Class → the robots of several tasks that it is part of, where these have other names."""
+
+WITHOUT = {
+    "FQE": "it values the policy of another run, from that run's rows, see [offline](offline.md#what-is-a-policy-worth)",
+    "ICM": "no mark has been measured, and `Robot.of(\"PPO\", \"CartPole-v1\", curiosity=\"ICM\")` is a robot with it",
+    "RSAC": "no mark has been measured, and `Robot.of(\"RSAC\", \"Recall-v0\")` is the robot",
+    "RTD3": "no mark has been measured, and `Robot.of(\"RTD3\", \"Pendulum-v1\")` is the robot",
+    "SPR": "no mark has been measured, and another experiment takes it, `parl-like train auxiliary-cartpole learners=[SPR]`, "
+           "see [skills](skills.md)",
+}
+"""Algorithm → why no experiment is its own, and what trains it."""
 
 
 SPACES = """## Which algorithm takes what
@@ -193,7 +203,8 @@ def about(one: Any, seen: dict[str, list[str]]) -> list[str]:
     """What is said of one member: networks that fit, experiments with their scores, its docstring."""
     lines = [f"- {line}" for name in keys(one.__name__) for line in seen[name]]
     models = getattr(one, "fitting_models", "")
-    return [f"Models: {models}." if models else "", "\n".join(["Experiments:", "", *lines]) if lines else "",
+    why = f"No experiment: {WITHOUT[one.__name__]}." if one.__name__ in WITHOUT else ""
+    return [f"Models: {models}." if models else "", "\n".join(["Experiments:", "", *lines]) if lines else why,
             f"```text\n{inspect.getdoc(one)}\n```"]
 
 

@@ -7,9 +7,10 @@ import leaderboard
 import metrics_page
 import pytest
 
-from parl_like import Algorithm
+from parl_like import Algorithm, Robot
 from parl_like.lab import experiment as experiments
 from parl_like.lab import families
+from parl_like.lab.cli import main
 
 pytestmark = pytest.mark.checkout
 
@@ -29,6 +30,31 @@ def test_no_algorithm_and_no_experiment_is_missing():
         assert not own or f"(../algorithms/{path.name})" in page, path.name
     for path in (algorithm_page.ROOT / "robots" / "experiments").glob("*.yaml"):
         assert f"`{path.stem}`: " in page, path.stem
+
+
+def test_every_algorithm_has_an_experiment_or_the_page_says_why_not():
+    """Solvers of games have rows of their benchmark; functions, and the tree that a search grows, are no algorithms."""
+    learners = [one.__name__ for there in algorithm_page.members().values() for one in there
+                if algorithm_page.is_algorithm(one) and one.learn is not Algorithm.learn]
+    solved = [row.solver.__name__ for row in algorithm_page.solvers.ROWS.values()]
+    by = algorithm_page.experiments_of()
+    missing = {name for name in {*learners, *algorithm_page.WHOLE, *solved}
+               if not any(by[key] for key in algorithm_page.keys(name))}
+    assert len(learners) > 80 and missing == algorithm_page.WITHOUT.keys()
+    page = algorithm_page.PAGE.read_text(encoding="utf-8")
+    assert all(f"No experiment: {why}." in page for why in algorithm_page.WITHOUT.values())
+
+
+@pytest.mark.parametrize("name", ["ICM", "RSAC", "RTD3"])
+def test_robots_without_an_experiment_are_built(name):
+    line = algorithm_page.WITHOUT[name].partition("`")[2].partition("`")[0]
+    with eval(line, {"Robot": Robot}) as robot:  # noqa: S307
+        assert name in [type(task.algorithm).__name__ for task in robot.tasks.values()]
+
+
+def test_the_command_for_spr_is_one(capsys):
+    words = algorithm_page.WITHOUT["SPR"].partition("`parl-like ")[2].partition("`")[0].split()
+    assert main([*words, "--show-config"]) == 0 and "SPR" in capsys.readouterr().out
 
 
 def test_experiments_are_of_the_family_of_their_algorithm_or_robot():
