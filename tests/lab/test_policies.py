@@ -24,11 +24,10 @@ from parl_like.lab import experiment as experiments
 from parl_like.lab.cli import main
 from parl_like.lab.config import resolve
 from parl_like.lab.policies import graph
-from parl_like.lab.policies.computing import GraphComputation
+from parl_like.lab.policies.computing import GraphComputation, PolicyParts
 from parl_like.lab.policies.description import Description
 from parl_like.lab.policies.exporting import write
 from parl_like.lab.policies.parts import NotExported, built, described
-from parl_like.lab.policies.policy_files import StoredPolicy
 from parl_like.lab.recording import played_by
 from parl_like.learning import explorers
 from parl_like.learning.explorers import EpsilonGreedy, Explorer
@@ -126,7 +125,7 @@ def test_a_graph_that_cannot_draw_says_so(tmp_path, monkeypatch):
 
     computation = GraphComputation(None, {}, ["act"], ["q"])
     for explorer in (None, Explorer(), explorers.BootstrappedHeads(3)):
-        stored = StoredPolicy(Description(), NUMBERS, gym.spaces.Discrete(3), explorer, computation)
+        stored = PolicyParts(Description(), NUMBERS, gym.spaces.Discrete(3), explorer, computation)
         with pytest.raises(ValueError, match="drawn=True.*--to safetensors"):
             Policy(stored, drawn=True)
 

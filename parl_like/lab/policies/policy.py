@@ -1,8 +1,8 @@
-"""Policy: what a trained run has learned, as a function from observations to actions."""
+"""Policy: what a trained run has learned, or an algorithm does, as a function from observations to actions."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
@@ -10,36 +10,46 @@ import gymnasium as gym
 import numpy as np
 
 from parl_like.lab.policies import policy_files
-from parl_like.lab.policies.policy_files import StoredPolicy
-from parl_like.learning.explorers import Noise
+from parl_like.lab.policies.computing import PolicyParts, parts_of_algorithm
+from parl_like.learning.algorithm import Algorithm
+from parl_like.learning.explorers import Explorer, Noise
 from parl_like.values.action_codec import ActionCodec
+from parl_like.values.batch import Batch
 from parl_like.values.copying import copied
 from parl_like.values.spec import PAIR, Array, SpecError, as_space, is_pair, leaf_spaces, leaves, specs_of
 
 
 class Policy:
-    """An exported policy: a function from an observation, or from n stacked ones, to the action of the environment.
+    """A function from an observation, or from n stacked ones, to the action of the environment: an exported policy, or an
+    algorithm without a robot.
 
         policy = Policy.load("exported/ppo-cartpole")     # written by `parl-like export RUN`
+        policy = Policy(algorithm)                        # acts by what the algorithm has learned so far
         act = policy(obs)
+        policy(batch).act                                 # of rows: reads `obs`, gives `act` and `policy`, what was predicted
         policy.reset()                                    # where an episode begins, if it remembers
 
     Args:
-        stored: What its files say: its description, the spaces of the environment, the explorer that makes actions of predictions
-            (None: predictions are actions), and the computation of these.
-        drawn, seed: As for `load`.
+        algorithm: An `Algorithm`, or a function that makes one (`create_algorithm_func`), whose weights are drawn by `seed`. Or
+            what the files of an exported policy say; what a helper does with observations (transforms) is in these alone.
+        drawn: Draw actions as training does, in place of the best ones.
+        seed: Of what is drawn.
+        explorer: Makes actions of predictions, in place of the algorithm's own one.
 
     Raises:
-        ValueError: actions shall be drawn, and a graph does not give that of which they are.
+        TypeError: `algorithm` is none. ValueError: it predicts no action; or actions shall be drawn, and a graph does not give
+            that of which they are.
 
     Attributes:
         description: Its manifest: names, shapes, dtypes and ranges of what goes in and out.
-        observation_space, action_space: As the environment of its run had them.
+        observation_space, action_space: As the environment of its run had them; of an algorithm those of its model.
         remembers: Whether it looks back at earlier observations of the episode, so that `reset` must be called where one begins.
     """
 
-    def __init__(self, stored: StoredPolicy, *, drawn: bool = False, seed: int = 0) -> None:
-        description, obs, act, explorer, computation = stored
+    def __init__(self, algorithm: Algorithm | Callable[[], Algorithm] | PolicyParts, *, drawn: bool = False, seed: int = 0,
+                 explorer: Explorer | None = None) -> None:
+        parts = algorithm if isinstance(algorithm, PolicyParts) else parts_of_algorithm(algorithm, explorer, seed)
+        description, obs, act, explorer, computation = parts
         if drawn and computation.makes_actions and (explorer is None or explorer.noise is None or explorer.given is not None):
             raise ValueError("policy: drawn=True: this graph gives the best actions alone, for its network itself explores, or "
                              "must be told what was drawn; export it with --to safetensors, or load it with drawn=False")
@@ -74,7 +84,8 @@ class Policy:
 
     def __repr__(self) -> str:
         one = self.description
-        return f"Policy({one.experiment or one.task!r}, step {one.step}: {self.observation_space} -> {self.action_space})"
+        step = f", step {one.step}" if one.step else ""
+        return f"Policy({one.experiment or one.task!r}{step}: {self.observation_space} -> {self.action_space})"
 
     def reset(self, rows: Array | None = None) -> None:
         """Let episodes begin with the next observations: everywhere, with any number of rows; or in these rows.
@@ -109,9 +120,21 @@ class Policy:
     def __call__(self, obs: Any) -> Any:
         """Return the action for an observation as the environment gives it, or n stacked actions for n stacked ones.
 
+        A `Batch` with the field `obs` is rows: then a `Batch` comes back, of `act`, as the environment takes it, by the flat
+        names of its parts where it is nested, and `policy`, the outputs of the prediction.
+
         Raises:
             SpecError: the observation does not fit. ValueError: a policy that remembers gets another number of rows than before.
         """
+        rows = isinstance(obs, Batch) and "obs" in obs and "obs.obs" not in self._specs
+        acts, out = self._act(*self._converted(obs["obs"] if rows else obs))
+        if not rows:
+            return acts
+        predicted = {f"policy.{name}": value for name, value in out.items() if name.partition(".")[0] != "act"}
+        return Batch.nest({**dict(leaves(acts, "act")), **predicted})
+
+    def _converted(self, obs: Any) -> tuple[dict[str, Array], int, bool]:
+        """Return flat observations [n, …], their number, and whether it is one that came without the axis of rows."""
         given = dict(leaves(obs, "obs"))
         if given.keys() != self._specs.keys():
             got = f"the pair (observation, info); {PAIR}" if is_pair(obs) else ", ".join(given) or "nothing"
@@ -126,9 +149,10 @@ class Policy:
             raise SpecError("policy, field 'obs': expected at least one row, got none")
         for key, spec in self._specs.items():
             spec.check_bounds(rows[key])
-        return self._act(rows, numbers.pop(), one)
+        return rows, numbers.pop(), one
 
-    def _act(self, rows: dict[str, Array], n: int, one: bool) -> Any:
+    def _act(self, rows: dict[str, Array], n: int, one: bool) -> tuple[Any, dict[str, Array]]:
+        """Return the actions, and the outputs of the prediction; of `one` without the axis of rows."""
         if n != self._rows:
             self._begin(n)
         explorer, given = self.explorer, dict[str, Array]()
@@ -137,14 +161,15 @@ class Policy:
         if explorer is not None and explorer.given is not None and noise is not None:
             given = {explorer.given: noise}
         out = self._computation.outputs(rows, given)
+        predicted = {name: value[0, ...] for name, value in out.items()} if one else dict(out)
         if best:
-            return self._nested(out, one)
+            return self._nested(out, one), predicted
         if explorer is not None:
             out |= explorer.act(out, noise)
         if one:
             acts: Any = self._codec.listed(out)
-            return acts[0]
-        return copied(self._codec.to_env(out))
+            return acts[0], predicted
+        return copied(self._codec.to_env(out)), predicted
 
     def _begin(self, n: int) -> None:
         if self._rows and self.remembers:

@@ -17,7 +17,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, get_args
+from typing import Annotated, Any, get_args
 
 import gymnasium as gym
 import msgspec
@@ -30,7 +30,7 @@ from parl_like.data.storage.tree_encoding import EncodedComponent, decode_value,
 from parl_like.data.transforms import Transform, Transforms
 from parl_like.lab import sizes
 from parl_like.lab.config import ExperimentConfig
-from parl_like.lab.policies.computing import Computation, GraphComputation, NetworkComputation
+from parl_like.lab.policies.computing import GraphComputation, NetworkComputation, PolicyParts
 from parl_like.lab.policies.description import Description, Dtype, fields_of_space
 from parl_like.lab.policies.parts import (
     NotExported,
@@ -63,16 +63,6 @@ TYPES = {**{name: f"tensor({name})" for name in get_args(Dtype)}, "float32": "te
 """NumPy's names of dtypes → onnxruntime's."""
 COMPONENT = "policy"
 OUR_KEYS = frozenset({"obs", "act", "model", "algorithm", "explorer", "transforms", "statistics", "networks"})
-
-
-class StoredPolicy(NamedTuple):
-    """A policy as its files say, see `parl_like.lab.policies.policy.Policy`."""
-
-    description: Description
-    obs: gym.Space[Any]
-    act: gym.Space[Any]
-    explorer: Explorer | None
-    computation: Computation
 
 
 class GraphManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -158,7 +148,7 @@ def _unlisted(tree: Any, file: Path) -> Any:
 # ------------------------------------------------------------------------------------------------ reading
 
 
-def read(path: Path) -> StoredPolicy:
+def read(path: Path) -> PolicyParts:
     """Read a policy of either kind; see `Policy.load`."""
     path = Path(os.path.abspath(path))
     if not (path / GRAPH).exists():
@@ -166,7 +156,7 @@ def read(path: Path) -> StoredPolicy:
     return _read_graph(path)
 
 
-def _read_network(path: Path) -> StoredPolicy:
+def _read_network(path: Path) -> PolicyParts:
     tree, manifest = read_archive(path, lambda one: _check_kind(path, one.meta, one.sizes()))
     file = path / f"{COMPONENT}.json"
     description = _description(path / MANIFEST, manifest.meta["policy"])
@@ -187,7 +177,7 @@ def _check_kind(path: Path, meta: Mapping[str, Any], components: Mapping[str, in
         raise refusal(path, "an exported policy", what, "write one with `parl-like export RUN`")
 
 
-def _of_parts(file: Path, description: Description, parts: Mapping[str, Any]) -> StoredPolicy:
+def _of_parts(file: Path, description: Description, parts: Mapping[str, Any]) -> PolicyParts:
     obs, act = space_of(parts["obs"], file), space_of(parts["act"], file)
     model, algorithm = found(parts["model"], Model, file), found(parts["algorithm"], Algorithm, file)
     explorer = explorer_of(parts["explorer"], file)
@@ -205,7 +195,7 @@ def _of_parts(file: Path, description: Description, parts: Mapping[str, Any]) ->
     _load(task.algorithm, parts["networks"], file)
     computation = NetworkComputation(task, transforms)
     _check_fields(file, description, obs, act)
-    return StoredPolicy(description, obs, act, explorer, computation)
+    return PolicyParts(description, obs, act, explorer, computation)
 
 
 def _load(algorithm: Algorithm, saved: Any, file: Path) -> None:
@@ -232,7 +222,7 @@ def _load(algorithm: Algorithm, saved: Any, file: Path) -> None:
             parameters[name].data.copy_(state["value"])
 
 
-def _read_graph(path: Path) -> StoredPolicy:
+def _read_graph(path: Path) -> PolicyParts:
     file = path / MANIFEST
     try:
         text = read_file(file, base=path.parent, limit=MAX_MANIFEST)
@@ -253,7 +243,7 @@ def _read_graph(path: Path) -> StoredPolicy:
         made(lambda part=part: check_array(f"its state {part.name}", *part.shape, dtype=np.dtype(part.dtype)),  # type: ignore[misc]
              "a session", file)
     _check_fields(file, one.policy, obs, act)
-    return StoredPolicy(one.policy, obs, act, explorer, _session(path / GRAPH, graph, one.policy))
+    return PolicyParts(one.policy, obs, act, explorer, _session(path / GRAPH, graph, one.policy))
 
 
 def _session(file: Path, graph: bytes, description: Description) -> GraphComputation:
