@@ -111,6 +111,9 @@ class HelperOptions:
                              "rows; use PopulationHelper")
         for transform in context.chain:
             transform.check_window(window)
+            if not keeps_rows and transform.only_replays:
+                raise ValueError(f"{context.where}: {transform!r} changes rows of a buffer, and {kind} keeps none; leave it "
+                                 "out, or use a helper with a buffer, such as OffPolicyHelper")
         if window.whole and not schedule.sends_episodes:
             raise ValueError(f"{context.where}: {type(algorithm).__name__} learns from whole episodes, and {kind} sends rows as "
                              "they come; use EpisodicHelper")

@@ -64,6 +64,9 @@ class Source:
 class Transform(Guarded):
     """One step of a chain; this class changes nothing. No method writes into its arguments, arrays included.
 
+    `replay` is called with rows that were drawn, their positions and their buffer, before they are sent to the task, in the
+    process of the helper. It may add fields, which `Algorithm.process` and `learn` get.
+
     Attributes:
         tier: Where in a chain it may stand.
         only_one: Name of the kind of which a chain has at most one; '': any number.
@@ -97,6 +100,12 @@ class Transform(Guarded):
     def check_window(self, window: object) -> None:
         """Raises ValueError where an algorithm looks at rows, by its `Window`, in a way that replay cannot serve."""
 
+    @property
+    def only_replays(self) -> bool:
+        """Whether it does nothing but on replay."""
+        kind = type(self)
+        return kind.replay is not Transform.replay and kind.observe is Transform.observe and kind.reward is Transform.reward
+
     def for_helper(self, n_envs: int) -> Self:
         """A copy with a rollout memory of its own, for `n_envs` environments; statistics stay shared."""
         return copy.copy(self)
@@ -117,7 +126,8 @@ class Transform(Guarded):
 
         Args:
             rows: obs, obs_next, act, … [N, …], rew [N, …]. Rows that look n steps ahead have rew [N, n, …] and valid [N] int:
-                how many of the n count; the others are 0 and stay 0.
+                how many of the n count; the others are 0 and stay 0. Rows of sequences stand one after the other.
+            source: Their buffer and positions. Fields of other rows that are read there are raw.
         """
         return rows
 
