@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from parl_like.algorithms.actor_critic import ActorCritic
-from parl_like.algorithms.unrolls import minibatches_of, normalized, parts_of
+from parl_like.algorithms.unrolls import cut_into, minibatches_of, normalized, parts_of
 from parl_like.learning._written import clipped
 from parl_like.learning.algorithm import Schedule
 from parl_like.learning.model import Model
@@ -28,6 +28,9 @@ class PPO(ActorCritic):
         epochs: Passes over the unroll.
         minibatches: Optimiser steps per pass; rows are divided evenly, so none is dropped.
         minibatch_rows: Instead of `minibatches`: rows of one step, as far as they divide.
+        weigh_rows: The loss of a minibatch counts by its rows / `minibatch_rows`, so that few rows move the policy less.
+        sequence: Rows of the pieces that the segments are cut into, in order of time, before these are shuffled; a memory begins
+            each as it was there. None: single rows are shuffled, or where the model has a memory whole segments.
         target_kl: Passes end early when the approximate KL divergence of one's last minibatch exceeds this; None: never.
         dual_clip: c > 1: where A < 0 a row's part is at least c A, however large ρ is (Ye et al. 2020); None: not.
         value_clip: Values within this of V_old count, too: max((G − V)², (G − clip(V, V_old ± value_clip))²); None: not.
@@ -37,7 +40,8 @@ class PPO(ActorCritic):
         The rest: see `ActorCritic`.
 
     Raises:
-        ValueError: kl_weight is negative, adaptive_kl is not above 0, or kl_weight is 0 although it is to adapt.
+        ValueError: kl_weight is negative, adaptive_kl is not above 0, or kl_weight is 0 although it is to adapt; weigh_rows
+            without `minibatch_rows`.
     """
 
     normalizes_minibatches = True
@@ -48,13 +52,16 @@ class PPO(ActorCritic):
         value_clip: float | None = None, kl_weight: float = 0.0, adaptive_kl: float | None = None, gamma: float = 0.99,
         lam: float = 0.95,
         entropy: float | Schedule = 0.0, value_weight: float = 0.5, normalize: bool = True, reward_scale: float = 1.0,
-        lr: float | Schedule = 3e-4, max_grad_norm: float | None = 0.5,
+        lr: float | Schedule = 3e-4, max_grad_norm: float | None = 0.5, weigh_rows: bool = False, sequence: int | None = None,
     ) -> None:
         super().__init__(model, gamma=gamma, lam=lam, entropy=entropy, value_weight=value_weight, normalize=normalize,
                          reward_scale=reward_scale, lr=lr, max_grad_norm=max_grad_norm)
         if kl_weight < 0.0 or adaptive_kl is not None and not (adaptive_kl > 0.0 and kl_weight):
             raise ValueError(f"PPO: kl_weight is {kl_weight} and adaptive_kl {adaptive_kl}; expected a weight of at least 0, "
                              "above 0 where it adapts, and adaptive_kl above 0 or None")
+        if weigh_rows and not minibatch_rows:
+            raise ValueError("PPO: weigh_rows counts a minibatch by its rows / minibatch_rows, which is None; give it")
+        self.weigh_rows, self.sequence = weigh_rows, sequence
         self.clip, self.epochs, self.n_minibatches = clip, epochs, minibatches
         self.minibatch_rows, self.target_kl = minibatch_rows, target_kl
         self.dual_clip, self.value_clip, self.kl_weight, self.adaptive_kl = dual_clip, value_clip, kl_weight, adaptive_kl
@@ -63,6 +70,8 @@ class PPO(ActorCritic):
 
     def fixed_settings(self) -> dict[str, str]:
         fixed = {**super().fixed_settings(), "minibatches": "it is kept as `n_minibatches`; assign that"}
+        if not self.minibatch_rows:
+            fixed["weigh_rows"] = "it counts by `minibatch_rows`, which it was built without; build it with both"
         alone = dict.fromkeys(("kl_weight", "adaptive_kl"), "it was built without the divergence; give kl_weight above 0")
         return fixed if self.compares else {**fixed, **alone}
 
@@ -76,9 +85,13 @@ class PPO(ActorCritic):
         parts = parts_of(self, len(batch.last), self.n_minibatches, "minibatch_rows" if by_rows else "minibatches", by_rows)
         names = ["obs", "act", "advantage", "returns", "log_prob", *(("last", "state") if self.recurrent else ())]
         names += ["value"] * (self.value_clip is not None) + ["out"] * self.compares
-        fields = Batch({name: batch[name] for name in names})
+        fields, last = Batch({name: batch[name] for name in names}), batch.last
+        if self.sequence is not None:
+            last = cut_into(last, self.sequence)
+            if self.recurrent:
+                fields.last = last
         for _ in range(self.epochs):
-            yield from minibatches_of(fields, batch.last, parts, self.rng, self.recurrent)
+            yield from minibatches_of(fields, last, parts, self.rng, self.recurrent or self.sequence is not None)
             if self.target_kl is not None and self._kl > self.target_kl:
                 return
 
@@ -106,11 +119,13 @@ class PPO(ActorCritic):
         if self.kl_weight:
             loss = loss + self.kl_weight * self.model.head.kl(batch.out, out).mean()
             result["kl_weight"] = self.kl_weight
+        if self.weigh_rows and self.minibatch_rows:
+            loss = loss * (len(batch.log_prob) / self.minibatch_rows)
         return {"loss": loss, **result}
 
     @twin_of(learn, ActorCritic.evaluate, ActorCritic.value_and_entropy, ActorCritic.total_loss)
     def native_learn(self, batch: Batch) -> Mapping[str, Any] | None:
-        if self.kl_weight or (written := self.written(batch)) is None:
+        if self.kl_weight or self.weigh_rows or (written := self.written(batch)) is None:
             return None
         d_log_prob, policy_loss, kl = clipped(written.policy.log_prob, float32_of(batch.log_prob), float32_of(batch.advantage),
                                               self.normalize, self.clip, self.dual_clip or 0.0)

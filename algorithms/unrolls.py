@@ -53,6 +53,19 @@ def normalized(x: torch.Tensor) -> torch.Tensor:
     return (x - mean) / (std + 1e-8)
 
 
+def cut_into(last: torch.Tensor, length: int) -> torch.Tensor:
+    """Return where pieces of `length` rows end, [N] bool. Segments are cut from their first rows on; their last pieces may be
+    shorter.
+
+    Args:
+        last: [N] bool, where the segments end.
+    """
+    ends = np.flatnonzero(last.cpu().numpy()) + 1
+    rows = np.diff(ends, prepend=0)
+    within = np.arange(int(ends[-1])) - np.repeat(ends - rows, rows)
+    return last | torch.from_numpy((within + 1) % length == 0).to(last.device)
+
+
 def minibatches_of(fields: Batch, last: torch.Tensor, parts: int, rng: np.random.Generator, whole: bool) -> Iterable[Batch]:
     """One pass over the rows of an update, in random minibatches.
 

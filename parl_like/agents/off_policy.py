@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,6 +33,8 @@ class OffPolicyHelper(AgentHelper):
         learn_every: Rows stored by this helper between two requests; so many agents learn as often per step as one. None: only
             when the agent calls `learn()`.
         updates: Requests sent each time.
+        draw_once: The rows of all `updates` are drawn together, shuffled, and divided among them, so none is drawn after the
+            first of these. Learning begins when the buffer has as many.
         warmup: Rows in the buffer before the first request; at least `batch_size`.
         random_steps: Of the first so many steps, of all agents together (of each worker process), actions are drawn evenly from
             the action space, legal ones where the observation has a `mask`. Each environment takes an equal share, rounded up.
@@ -48,7 +50,7 @@ class OffPolicyHelper(AgentHelper):
 
     def __init__(
         self, *, size: int = 100_000, batch_size: int = 64, learn_every: int | None = 4, updates: int = 1, warmup: int = 0,
-        random_steps: int = 0,
+        random_steps: int = 0, draw_once: bool = False,
         buffer: Callable[[int, int, np.random.Generator], ReplayBuffer] = ReplayBuffer, **options: Any,
     ) -> None:
         super().__init__(**options)
@@ -56,13 +58,15 @@ class OffPolicyHelper(AgentHelper):
         for name, value in (("size", size), ("batch_size", batch_size), ("learn_every", learn_every), ("updates", updates)):
             if value is not None and value < 1:
                 raise ValueError(f"{type(self).__name__}: {name} is {value}; expected at least 1")
-        if warmup > size or batch_size > size:
-            raise ValueError(f"{type(self).__name__}: warmup ({warmup}) or batch_size ({batch_size}) is above size ({size}); "
-                             "learning could never begin")
+        drawn = batch_size * updates if draw_once else batch_size
+        if warmup > size or drawn > size:
+            what = f"batch_size · updates ({drawn}, draw_once)" if draw_once else f"batch_size ({batch_size})"
+            raise ValueError(f"{type(self).__name__}: warmup ({warmup}) or {what} is above size ({size}); learning could never "
+                             "begin")
         self.size, self.batch_size, self.learn_every, self.updates = size, batch_size, learn_every, updates
         if random_steps < 0:
             raise ValueError(f"{type(self).__name__}: random_steps is {random_steps}; expected at least 0")
-        self.warmup, self.random_steps = max(warmup, batch_size), random_steps
+        self.warmup, self.random_steps, self.draw_once = max(warmup, drawn), random_steps, draw_once
         self._since = 0
 
     def training_rule(self) -> BatchRule:
@@ -99,6 +103,10 @@ class OffPolicyHelper(AgentHelper):
         if due and self.ready():
             # An agent that does not wait for updates is those of one step ahead.
             requests = self.sender.most_open = due * self.updates
+            if self.draw_once:
+                for _ in range(due):
+                    self._learn_divided()
+                return
             for _ in range(requests):
                 self._learn()
 
@@ -106,7 +114,7 @@ class OffPolicyHelper(AgentHelper):
         """Return whether the warmup is over; of agents that step together all say the same, so that none learns while others
         act."""
         buffer = self.buffer
-        if buffer is None or (rows := len(buffer)) < self.batch_size:
+        if buffer is None or (rows := len(buffer)) < self.batch_size * (self.updates if self.draw_once else 1):
             return False
         lanes = buffer.n_lanes
         # With full lanes of its own an agent waits for nobody: lanes of agents that have left may never fill.
@@ -119,9 +127,17 @@ class OffPolicyHelper(AgentHelper):
     def _learn(self) -> dict[str, object] | None:
         return self.sender.send(*self.draw(self.batch_size))
 
-    def draw(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, object]], None] | None]:
+    def _learn_divided(self) -> None:
+        """Send `updates` requests of rows that are drawn before the first of them."""
+        n = self.batch_size
+        rows, done = self.draw(n * self.updates)
+        order = self.rng.permutation(n * self.updates)
+        for at in np.split(order, self.updates):
+            self.sender.send({name: column[at] for name, column in rows.items()}, done and partial(done, part=at))
+
+    def draw(self, n: int) -> tuple[dict[str, Array], Callable[..., None] | None]:
         """Return `n` random rows to learn from, flat field name → [n, ...], and what is to be called with the training return, if
-        anything. Raises NotEnoughRows as `sample` does."""
+        anything; of a `part` of the rows with their places, too. Raises NotEnoughRows as `sample` does."""
         buffer = self.buffer
         if not isinstance(buffer, PrioritizedReplayBuffer):
             return self.sample(n)[0], None
@@ -129,8 +145,11 @@ class OffPolicyHelper(AgentHelper):
             rows, indices = self.sample(n)
             return rows, partial(self._feed_back, indices, buffer.serials(indices))
 
-    def _feed_back(self, indices: Array, serials: Array, result: Learned) -> None:
+    def _feed_back(self, indices: Array, serials: Array, result: Learned, part: Array | None = None) -> None:
+        """Take the priorities of the rows that were drawn, or of a `part` of them, by their places in the draw."""
         assert isinstance(self.buffer, PrioritizedReplayBuffer)
+        if part is not None:
+            indices, serials = indices[part], serials[part]
         if "priority" not in result:
             if "left_out" in result:
                 return  # a step that failed before they were known

@@ -57,6 +57,9 @@ class OfflineHelper(OffPolicyHelper):
             self.in_order = bool(self.window.in_order)
         if not self.in_order:
             super()._check_window()
+        elif self.draw_once:
+            raise ValueError(f"{self.where}: draw_once shuffles rows, and this helper sends them in order (in_order); leave one "
+                             "out")
 
     def draw(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, object]], None] | None]:
         """Return `n` random rows, or the next ones, flat field name → [n, ...], and what is to be called with the training

@@ -8,9 +8,18 @@ from torch import distributions
 
 from parl_like import ComputationTask, OnPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import A2C, IMPALA, PPO
+from parl_like.algorithms.unrolls import cut_into
 from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.learning.model_check import ContractError
-from parl_like.models import BetaHead, CategoricalHead, GaussianHead, MLPActorCritic, SquashedGaussianHead, make_head
+from parl_like.models import (
+    BetaHead,
+    CategoricalHead,
+    GaussianHead,
+    MLPActorCritic,
+    RecurrentActorCritic,
+    SquashedGaussianHead,
+    make_head,
+)
 from parl_like.values.batch import Batch
 
 OBS = gym.spaces.Box(-1, 1, (3,), np.float32)
@@ -163,6 +172,97 @@ def test_the_penalty_adapts_to_how_far_the_policy_has_moved(target, expected):
     with torch.no_grad():
         algorithm.post_process(batch)
     assert algorithm.kl_weight == expected
+
+
+# -------------------------------------------------------------------------------------------------------- pieces of an unroll
+
+
+def starts(last):
+    return [0, *(i + 1 for i in range(len(last) - 1) if last[i])]
+
+
+def test_two_environments_of_twelve_steps_are_eight_pieces_of_three():
+    """Steps 7 to 18 of environments 0 and 1: pieces begin at 7, 10, 13 and 16 of each."""
+    envs, steps = np.repeat([0, 1], 12), np.tile(np.arange(7, 19), 2)
+    last = torch.from_numpy(steps == 18)
+    pieces = starts(cut_into(last, 3))
+    assert envs[pieces].tolist() == [0, 0, 0, 0, 1, 1, 1, 1] and steps[pieces].tolist() == [7, 10, 13, 16] * 2
+    assert steps[starts(cut_into(last, 5))].tolist() == [7, 12, 17] * 2, "the last piece is shorter, and none is dropped"
+    ends = last.clone()
+    ends[[1, 4]] = True  # a piece never goes beyond a cut
+    assert steps[starts(cut_into(ends, 3))].tolist() == [7, 9, 12, 15, 18, 7, 10, 13, 16]
+    assert torch.equal(cut_into(last, 12), last) and bool(cut_into(last, 1).all())
+
+
+def passed(options, n=24, recurrent=False, rows=()):
+    """The row numbers of the minibatches of one update, whose segments have 12 rows."""
+    model = (RecurrentActorCritic if recurrent else MLPActorCritic)(OBS, gym.spaces.Discrete(2), hidden=[4])
+    algorithm = PPO(model, **options)
+    last = torch.arange(n) % 12 == 11
+    numbers = {name: torch.arange(n) for name in ("act", "advantage", "returns", "log_prob")}
+    batch = Batch(obs=torch.zeros(n, 3), last=last, **numbers)
+    if recurrent:
+        batch.state = Batch({name: torch.zeros(n, *spec.shape) for name, spec in model.state_specs().items()})
+    return [{name: one[name].tolist() for name in ("act", *rows)} for one in algorithm.minibatches(batch)]
+
+
+@pytest.mark.parametrize("recurrent", [False, True])
+def test_each_pass_shuffles_pieces_and_keeps_time_inside_them(recurrent):
+    seen = passed(dict(sequence=3, minibatches=4, epochs=2), recurrent=recurrent, rows=["last"] * recurrent)
+    assert len(seen) == 2 * 4, "updates × ⌊pieces / size⌋ optimiser steps"
+    for once in (seen[:4], seen[4:]):
+        firsts = [row for one in once for row in one["act"][::3]]
+        assert sorted(firsts) == [0, 3, 6, 9, 12, 15, 18, 21] and firsts != sorted(firsts)
+        assert all(one["act"] == [row + k for row in one["act"][::3] for k in range(3)] for one in once)
+        assert not recurrent or all(one["last"] == [False, False, True] * 2 for one in once), "a memory begins at each"
+
+
+def test_minibatches_grow_so_that_no_piece_is_dropped():
+    """264 pieces of 2 rows, 32 pieces in a minibatch: 8 minibatches of 33."""
+    seen = passed(dict(sequence=2, minibatch_rows=64, epochs=1), n=528)
+    assert [len(one["act"]) for one in seen] == [66] * 8
+
+
+@pytest.mark.parametrize("sequence", [4, 5])
+def test_pieces_of_a_memory_begin_as_it_was_there(sequence):
+    """With the parameters of then, the values of the rows are those of the whole unroll, wherever it is cut."""
+    spaces = dict(obs=gym.make("CartPole-v1").observation_space, act=gym.spaces.Discrete(2))
+    func = create_algorithm_func(RecurrentActorCritic, {**spaces, "hidden": [8], "size": 8}, PPO, dict(sequence=sequence, lr=0.0))
+    batches = []
+    with Robot("CartPole-v1", tasks={"RL": ComputationTask(func, lambda: OnPolicyHelper(unroll=16))}, seed=0) as robot:
+        algorithm = robot.tasks["RL"].algorithm
+        process = algorithm.process
+        algorithm.process = lambda batch: batches.append(process(batch)) or batches[-1]
+        robot.run(StopAfterSteps(32))
+    for batch in batches:
+        batch.advantage = torch.arange(16)
+        seen = []
+        for one in algorithm.minibatches(batch):
+            torch.testing.assert_close(algorithm.evaluate(one)[1], batch.value[one.advantage], atol=1e-5, rtol=1e-5)
+            seen += one.advantage.tolist()
+        assert sorted(seen) == sorted([*range(16)] * 4), "four passes"
+
+
+def test_a_short_minibatch_counts_by_its_rows():
+    """Three rows where four are nominal: ¾ of the loss, and of its slope."""
+    found = []
+    for options in ({"minibatch_rows": 4}, {"minibatch_rows": 4, "weigh_rows": True}, {"minibatch_rows": 3, "weigh_rows": True}):
+        algorithm, batch, logits = fixed(ratio=(1.0, 1.0, 1.0), **options)
+        loss = algorithm.learn(batch)["loss"]
+        loss.backward()
+        found.append((loss.item(), logits.grad.clone()))
+    assert found[1][0] == pytest.approx(0.75 * found[0][0]) and found[2][0] == pytest.approx(found[0][0])
+    torch.testing.assert_close(found[1][1], 0.75 * found[0][1])
+    with pytest.raises(ValueError, match="PPO: weigh_rows counts a minibatch by its rows / minibatch_rows, which is None"):
+        PPO(MLPActorCritic(OBS, gym.spaces.Discrete(2)), weigh_rows=True)
+
+
+@pytest.mark.parametrize("weighs", [False, True])
+def test_loops_that_are_written_out_leave_weights_to_torch(weighs):
+    task = task_of(PPO, SPACES["discrete"], minibatch_rows=48, epochs=1, weigh_rows=weighs)
+    with torch.no_grad():
+        batch = task.algorithm.process(task.runner.sent(rows_of(SPACES["discrete"], task.algorithm)))
+    assert (task.algorithm.native_learn(batch) is None) is weighs
 
 
 def test_options_that_cannot_be_are_refused():

@@ -70,7 +70,7 @@ OTHER = {"tau": 0.5, "target_kl": 1e-9, "minibatch_rows": 5, "dual_clip": 1.01, 
          "adaptive_kl": 10.0, "target_entropy": 1.0, "reduction": "sum", "return_norm": "batch", "backtracks": None, "eps": None,
          "epsilon_eta": 5.0, "actor_lr": 0.0, "alpha_lr": 0.0, "clip": 1e-4, "subset": 1, "n_step": 2, "faithful": True,
          "norm_floor": 100.0, "floor": -1e-3, "cg_steps": 1, "double": False, "rho_bar": 0.1, "c_bar": 0.1, "delta": 1e-6,
-         "shrink": 0.1, "lam": 0.1, "beta": 0.3, "threshold": 1.0}
+         "shrink": 0.1, "lam": 0.1, "beta": 0.3, "threshold": 1.0, "sequence": 3}
 """What is assigned; else half of a number, one more than a whole one, the other of two."""
 
 
