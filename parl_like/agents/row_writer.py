@@ -182,9 +182,10 @@ class RowWriter:
 
     # ---------------------------------------------------------------------------------------------------------- reading
 
-    def replayed(self, rows: dict[str, Array], indices: Array, last_index: Array, real: Array | None = None) -> dict[str, Array]:
-        """Raw rows of the buffer as the algorithm gets them; the caller holds the buffer's lock."""
-        buffer, fields = self.context.buffer, self.context.window.fields
+    def replayed(self, rows: dict[str, Array], indices: Array, last_index: Array, real: Array | None = None, *,
+                 buffer: ReplayBuffer | None = None) -> dict[str, Array]:
+        """Raw rows of a buffer (None: the task's) as the algorithm gets them; the caller holds its lock."""
+        buffer, fields = self.context.buffer if buffer is None else buffer, self.context.window.fields
         assert buffer is not None
         if "number" in fields:
             rows["number"] = buffer.serials(indices) + (indices // buffer.lane_size << 40)

@@ -82,7 +82,7 @@ class WarmStartHelper(OffPolicyHelper):
         wanted = {spec.name for spec in self.buffer.specs}
         indices = self._recorded.sample_indices(n, self.rng)
         rows = {name: column for name, column in self._recorded.gather(indices).items() if name in wanted}
-        return self.writer.replayed(rows, indices, indices)
+        return self.writer.replayed(rows, indices, indices, buffer=self._recorded)
 
     def draw(self, n: int) -> tuple[dict[str, Array], Callable[[Mapping[str, object]], None] | None]:
         """Return `n` random rows, the recorded ones first, as `OffPolicyHelper.draw` does."""

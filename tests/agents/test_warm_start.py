@@ -9,6 +9,7 @@ from parl_like.agents.warm_start import WarmStartHelper
 from parl_like.algorithms import DQN
 from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
 from parl_like.data.datasets import from_arrays
+from parl_like.data.transforms import Tier, Transform
 from parl_like.models import MLPQ
 
 OBS, ACT = gym.spaces.Box(-1, 1, (3,), np.float32), gym.spaces.Discrete(3, start=2)
@@ -97,6 +98,27 @@ def test_without_a_share_later_updates_have_no_recorded_rows():
         seen = watched(one)
         one.run(100)
     assert len(seen) > 10 and not any(tuple(row) in recorded for steps, obs in seen if steps for row in obs.tolist())
+
+
+class Lengths(Transform):
+    """`length` of the buffer that a row is from, and its reward as it stands there."""
+
+    tier = Tier.BUFFER
+
+    def replay(self, rows, source):
+        at = source.indices
+        return rows | {"length": np.full(len(at), len(source.buffer)), "there": source.buffer.get(at, "rew")}
+
+
+def test_a_transform_reads_the_buffer_that_the_rows_are_from():
+    with robot(transforms=[Lengths()], updates=2) as one:
+        task, seen = one.tasks["RL"], []
+        learn = task.learn
+        task.learn = lambda batch: seen.append({key: np.array(value) for key, value in batch.items()}) or learn(batch)
+        one.run(60)
+    assert len(seen) > 4 and all((rows["there"] == rows["rew"]).all() for rows in seen)
+    assert all((rows["length"] == 600).all() for rows in seen[:2])
+    assert all((rows["length"] == 600).sum() == 16 for rows in seen[2:])
 
 
 def test_what_does_not_fit_is_refused():
