@@ -300,6 +300,7 @@ class AgentPort(Protocol):
     agent_pool: PoolPort
     robot: RunPort
     index: int
+    first_env: int
     n_envs: int
     steps: int
     vector: bool
@@ -325,7 +326,6 @@ class AgentPort(Protocol):
 class ActingAgent(AgentPort, Protocol):
     """An agent of this process, as helpers, queues and environments know it; the attributes are those of `Agent`."""
 
-    first_env: int
     learned_at: int
     last_progress: LearnerProgress | None
     rng: np.random.Generator

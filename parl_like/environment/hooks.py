@@ -14,7 +14,7 @@ import numpy as np
 
 from parl_like.interfaces import AgentPort, RunPort, UsersAgent, UsersRobot
 from parl_like.values.errors import nearest
-from parl_like.values.spec import leaves
+from parl_like.values.spec import Info, leaves
 
 
 class Stage(Enum):
@@ -59,6 +59,11 @@ class Hook:
     def post_experiment(self, robot: UsersRobot) -> None:
         """The run has ended, perhaps with an error."""
 
+    def metrics(self) -> dict[str, float]:
+        """Return numbers for `Robot.metrics`, and so for `metrics.csv`, by name; where the robot has one of that name, its own
+        counts. Asked between iterations."""
+        return {}
+
     def __add__(self, other: Hook | list[Hook]) -> list[Hook]:
         """`a + b + c` is the list of the three, in this order."""
         return [self, other] if isinstance(other, Hook) else [self, *other]
@@ -85,6 +90,56 @@ class EpisodeStats(Hook):
         if not interrupted:
             self.returns.append(agent.env.episode_return)
             self.lengths.append(agent.env.episode_length)
+
+
+class EpisodeMetrics(Hook):
+    """Metrics of the newest episodes, over keys of their last info and by environment: `info/KEY`, their mean over all
+    environments, and `return/env_N` and `info/KEY/env_N`, those of the environment N, counted through all agents.
+
+    Args:
+        info: Keys of `info`, whose values are numbers (True is 1); an episode whose last info lacks one does not count for it.
+        by_env: Whether there are numbers for each environment.
+        keep: Episodes that a mean is over, at most; of each environment so many, too.
+
+    Raises:
+        ValueError: keep is below 1; or a run: `info` is given and the environments are in worker processes, or a value is no
+            number.
+    """
+
+    def __init__(self, info: Sequence[str] = (), by_env: bool = False, keep: int = 100) -> None:
+        if keep < 1:
+            raise ValueError(f"EpisodeMetrics: keep is {keep}; expected at least 1")
+        self.info, self.by_env, self.keep = tuple(info), by_env, keep
+        self._seen: dict[str, deque[float]] = {}
+
+    def pre_experiment(self, robot: UsersRobot) -> None:
+        if self.info and robot.driver_name in ("processes", "ray"):
+            raise ValueError(f"EpisodeMetrics: info is {list(self.info)}, and infos stay in the worker processes of driver="
+                             f"{robot.driver_name!r}; leave it out there, or put the number into the reward or the observation")
+
+    def post_episode(self, agent: AgentPort, interrupted: bool) -> None:
+        if interrupted:
+            return
+        numbers = {}
+        if self.info:
+            last = final_info(agent.env)
+            numbers = {f"info/{key}": last[key] for key in self.info if key in last}
+        own = f"/env_{agent.first_env + agent.env.env_index}" if self.by_env else ""
+        for name, value in numbers.items():
+            self._add([name, f"{name}{own}"] if own else [name], value)
+        if own:
+            self._add([f"return{own}"], np.mean(agent.env.episode_return))
+
+    def _add(self, names: Sequence[str], value: Any) -> None:
+        try:
+            number = float(value)
+        except (TypeError, ValueError):
+            raise ValueError(f"EpisodeMetrics: {names[0]} is {value!r:.60}; expected a number") from None
+        for name in names:
+            self._seen.setdefault(name, deque(maxlen=self.keep)).append(number)
+
+    def metrics(self) -> dict[str, float]:
+        return {name: float(np.mean(list(numbers))) for name, numbers in sorted(self._seen.items())}
 
 
 class RewardsPerEpisode(Hook):
@@ -240,6 +295,17 @@ class LossLog(Hook):
                 self.rows.setdefault(name, []).append({"updates": task.learns, "env_steps": robot.env_steps, **said})
 
     post_experiment = _look
+
+
+def final_info(env: Any) -> dict[str, object]:
+    """Return what an agent's environment said with the last step of the episode that has just ended; of a vector environment,
+    the part of the one whose episode it was."""
+    info: Info = env.last_step[5]
+    if not hasattr(env, "n"):
+        return info
+    told, n, i = info.get("final_info", info), env.n, env.env_index
+    given = {key: told.get(f"_{key}") for key, value in told.items() if not key.startswith("_") and np.shape(value)[:1] == (n,)}
+    return {key: told[key][i] for key, has in given.items() if has is None or has[i]}
 
 
 def hooks_of(given: Any, who: str = "Robot.run") -> list[Hook]:

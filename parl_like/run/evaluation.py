@@ -14,7 +14,7 @@ import numpy as np
 from parl_like.agents.agent import Agent
 from parl_like.data.storage.archive import write_archive
 from parl_like.environment.factory import EnvSource, again, factory_of, is_made
-from parl_like.environment.hooks import Hook, overridden
+from parl_like.environment.hooks import Hook, final_info, overridden
 from parl_like.environment.stop_conditions import StopCondition, question
 from parl_like.interfaces import AgentPort
 from parl_like.learning.span import follow_run
@@ -173,17 +173,6 @@ def gather(pool: AgentPool, n_step: int | None, n_episode: int | None, *hooks: H
                           RuntimeWarning, stacklevel=3)
         seen.players = pool.statistics.players
         return seen
-
-
-def final_info(env: Any) -> dict[str, object]:
-    """Return what an agent's environment said with the last step of the episode that has just ended; of a vector environment,
-    the part of the one whose episode it was."""
-    info: Info = env.last_step[5]
-    if not hasattr(env, "n"):
-        return info
-    told, n, i = info.get("final_info", info), env.n, env.env_index
-    given = {key: told.get(f"_{key}") for key, value in told.items() if not key.startswith("_") and np.shape(value)[:1] == (n,)}
-    return {key: told[key][i] for key, has in given.items() if has is None or has[i]}
 
 
 def hold_still(robot: RobotPort) -> None:

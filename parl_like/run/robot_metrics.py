@@ -35,7 +35,8 @@ class RobotMetrics:
             out |= {f"{key[0] if isinstance(key, tuple) else key}/act/{name}": value for key, helper in agent.helpers.items()
                     if helper.explorer is not None for name, value in helper.explorer.rates_now().items()}
         out |= {f"{name}/dropped": float(dropped) for name, dropped in done.rows.dropped().items()}
-        return {**out, **{key: float(value) for key, value in self.counters().items()}}
+        out |= {key: float(value) for key, value in self.counters().items()}
+        return {**out, **{key: value for key, value in robot.pool.hooks.metrics().items() if key not in out}}
 
     def remarks(self) -> list[str]:
         """See `Robot.remarks`."""

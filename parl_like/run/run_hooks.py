@@ -62,6 +62,12 @@ class RunHooks:
         self._hooks, self._before = list(hooks), list(hooks)
         self.tell_agents()
 
+    def metrics(self) -> dict[str, float]:
+        """Return the numbers that hooks give for the robot's metrics: its own, and those of the run that is under way, or of the
+        last one."""
+        hooks = [hook for hook in dict.fromkeys((*self.own, *self._before)) if isinstance(hook, Hook)]
+        return {name: float(value) for hook in hooks for name, value in hook.metrics().items()}
+
     def connect(self) -> None:
         """Let hooks that the run before did not have hear PRE_EPISODE of the episodes that go on."""
         new, self._new = self._new, []

@@ -138,6 +138,7 @@ class RemoteAgent(AgentPort):
         self.agent_pool, self.robot, self.index = pool, pool.robot, index
         self._label = f"{pool.options.label} {index}"
         self.n_envs, self.vector, self.learns, self.needs = like.n_envs, like.vector, like.learns, like.needs
+        self.first_env = index * like.n_envs  # as its worker counts (`WorkerAgentMaker.first_env`)
         self._helpers = Elsewhere(self._label)
         self.steps = 0
         self._env: Any = None if like.env is None else RemoteEnv(self._label, observe)
