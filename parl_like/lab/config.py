@@ -71,6 +71,7 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         eval_episodes: Episodes of the evaluation after training, and of each while training; 0: as many as the experiment's
             expectation names, or 10.
         eval_every: Environment steps between two evaluations while training, the first before it; 0: only the one at the end.
+        eval_process: Evaluations while training happen in a process of their own, one at a time, and training goes on meanwhile.
         stop_score: Training ends when an evaluation's score reaches this.
         eval_score: The score of an evaluation, by which one is the best: one of its numbers (`success_rate`), or a function
             `score(robot, episodes) -> float` of the user's, by name or as `module:name`; empty: as the robot has it, else the
@@ -94,6 +95,7 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     log_every_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
     eval_episodes: Annotated[int, msgspec.Meta(ge=0)] = 0
     eval_every: Annotated[int, msgspec.Meta(ge=0)] = 0
+    eval_process: bool = False
     stop_score: float | None = None
     eval_score: str = ""
     torch_threads: Annotated[int, msgspec.Meta(ge=1)] = 1
@@ -103,6 +105,9 @@ class ExperimentConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     def __post_init__(self) -> None:
         if self.stop_score is not None and not self.eval_every:
             raise ValueError(f"stop_score={self.stop_score:g} is reached by an evaluation while training; give eval_every=, too")
+        if self.eval_process and (self.stop_score is not None or not self.eval_every):
+            raise ValueError("eval_process=true is for evaluations while training (eval_every=), whose scores come later, so it "
+                             "goes with no stop_score=")
 
     @classmethod
     def defaults(cls, given: Mapping[str, object]) -> Mapping[str, object]:

@@ -26,22 +26,26 @@ class Evaluations:
     Args:
         config: Its `eval_every` and `stop_score` count.
         scores: Env step and score of each one so far.
+
+    Attributes:
+        begun: Env step of the last one that has begun in a process of its own; -1: none has.
     """
 
     def __init__(self, config: ExperimentConfig, scores: Iterable[tuple[int, float]] = ()) -> None:
         self.every, self.stop_score = config.eval_every, config.stop_score
         self.scores = list(scores)
+        self.begun = -1
 
     def add(self, step: int, score: float) -> None:
         self.scores.append((step, score))
 
     def due(self, step: int) -> bool:
         """Return whether a multiple of `eval_every` lies after the last one and up to `step`; 0 is one, too."""
-        return bool(self.every) and step // self.every > self._last() // self.every
+        return bool(self.every) and step // self.every > max(self.last(), self.begun) // self.every
 
     def missing(self, step: int) -> bool:
         """Return whether the run has evaluations while it trains, and none of `step` or later."""
-        return bool(self.every) and self._last() < step
+        return bool(self.every) and self.last() < step
 
     def reached(self) -> bool:
         """Return whether the last one has reached `stop_score`."""
@@ -65,5 +69,6 @@ class Evaluations:
         return {"evaluation/last": found["score"], "evaluation/at step": found["step"], "evaluation/best": found["best"],
                 "evaluation/best at step": found["best_step"]}
 
-    def _last(self) -> int:
+    def last(self) -> int:
+        """Return the env step of the last one that is done; -1: there is none."""
         return self.scores[-1][0] if self.scores else -1

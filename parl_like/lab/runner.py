@@ -174,11 +174,12 @@ def load_run(run_dir: str | Path, *, checkpoint: str = "latest", source: str = "
         return _loaded(run, *found, checkpoint)
 
 
-def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None, which: str = "latest",
+def evaluate(run_dir: str | Path, *, episodes: int = 0, seed: int | None = None, which: str | Path = "latest",
              overrides: Mapping[str, object] | None = None, source: str = "") -> dict[str, object]:
     """Numbers of a trained run: `episodes`, `mean_return`, `std_return` (of the population), `min_return`, `max_return` …
 
-    By default as after training, so the numbers of `result.json` come out again. `overrides`, `source`: as for `resume`.
+    By default as after training, so the numbers of `result.json` come out again. `which`: a checkpoint, or the path of an archive
+    with what acts. `overrides`, `source`: as for `resume`.
     """
     run = RunDir.open(run_dir)
     with (stored.to_look_at(run, overrides, source) as (experiment, config),
@@ -289,10 +290,10 @@ def _score(name: str) -> Any:
     return found[inside]
 
 
-def _loaded(run: RunDir, experiment: Experiment, config: ExperimentConfig, which: str) -> Robot:
+def _loaded(run: RunDir, experiment: Experiment, config: ExperimentConfig, which: str | Path) -> Robot:
     """The robot in the state of a checkpoint, for the caller to close."""
     checkpoints = Checkpoints(run.checkpoints)
-    chosen = _choose(run, checkpoints, which)
+    chosen = which if isinstance(which, Path) else _choose(run, checkpoints, which)
     robot = _built(experiment, config, checkpoints.size())
     try:
         loaded = checkpoints.load(chosen, _expected_by(robot))

@@ -20,6 +20,7 @@ from parl_like.environment.stop_conditions import StopWhen
 from parl_like.lab import config as configs
 from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.display import Display
+from parl_like.lab.evaluation_process import EvaluationProcess
 from parl_like.lab.evaluations import Evaluations, evaluation_episodes, evaluation_seed
 from parl_like.lab.experiment import Experiment
 from parl_like.lab.following import Facts, Follower, followers_of
@@ -81,6 +82,7 @@ class Session:
         self.result: Tree | None = None
         self.ended: tuple[State, str] = "running", ""
         self.followers: list[Follower] = []
+        self.beside = EvaluationProcess(run, experiment, config) if config.eval_process else None
 
     def go(self, robot: Robot, loaded: Loaded | None) -> int:
         """Everything from the first line on the screen to the exit code. `loaded`: the checkpoint whose state the robot has."""
@@ -103,6 +105,9 @@ class Session:
                 code = self._failed(error)
                 if not isinstance(error, Exception):
                     raise
+            finally:
+                if self.beside is not None:
+                    self.beside.stop()
         if self.report is not None:
             state, reason = self.ended
             self.report({"run": str(self.run.path), "state": state, "exit_reason": reason, **(self.result or {})})
@@ -157,6 +162,8 @@ class Session:
         self._show_evaluated()
         self.last_row = step
         self.metrics = metrics_files.MetricsLog(self.run, tensorboard=self.config.tensorboard, start_step=step)
+        if self.beside is not None and (begun := self.beside.go_on(step, self.evaluations.last())) is not None:
+            self.evaluations.begun = begun
         self.display.begin(self.title, self.config.total_steps, step, self.config.log_every_s)
 
     def _train(self, signals: Signals) -> None:
@@ -196,6 +203,9 @@ class Session:
             step = self._save(last=step >= total or ended, interrupted=early and step < stop)
             if step < total and not ended:
                 self._evaluate_if_due(step, signals)
+        if self.beside is not None:
+            self._take_evaluation(lambda: not signals.received)
+            self.beside.stop()
         if step > self.last_row:
             self._write_row(step)
         self._describe(step)
@@ -303,17 +313,44 @@ class Session:
 
     def _evaluate_if_due(self, step: int, signals: Signals) -> None:
         """One that a signal cuts leaves nothing, so that a resume does it anew."""
+        if self.beside is not None:
+            self._take_evaluation()
         if self.evaluations.due(step) and not signals.received:
+            if self.beside is not None:
+                self._begin_evaluation(self.beside, step, signals)
+                return
             numbers = self._evaluate(signals)
             if numbers["episodes"] >= evaluation_episodes(self.experiment, self.config):
                 self._note_evaluation(step, numbers)
 
-    def _note_evaluation(self, step: int, numbers: Mapping[str, float]) -> None:
+    def _begin_evaluation(self, beside: EvaluationProcess, step: int, signals: Signals) -> None:
+        """In its own process, when the one before is done. A disk that refuses it is survived."""
+        self._take_evaluation(lambda: not signals.received)
+        if not signals.received:
+            self.evaluations.begun = step
+            try:
+                beside.begin(step, self.robot.acting_state(), self._row(step))
+            except OSError as error:
+                self._warn(f"no evaluation at env step {step:,}: {error.strerror or error}; training goes on")
+
+    def _take_evaluation(self, waits: Callable[[], bool] = lambda: False) -> None:
+        """Note the evaluation in another process that has ended, if one has; `waits`: see `EvaluationProcess.take`."""
+        done = None if self.beside is None else self.beside.take(waits)
+        if done is not None and done.problem:
+            self.run.event("not evaluated", step=done.step, reason=done.problem)
+            self._warn(f"the evaluation of env step {done.step:,} failed in its process ({done.problem}); training goes on")
+        elif done is not None:
+            self._note_evaluation(done.step, done.numbers, done.row, done.state)
+
+    def _note_evaluation(self, step: int, numbers: Mapping[str, float], row: Mapping[str, float] | None = None,
+                         acted: Mapping[str, object] | None = None) -> None:
+        """`row`, `acted`: metrics of that step, and what acted there; None: those of now."""
         score, best = numbers["score"], self.evaluations.best()[1]
         self.evaluations.add(step, score)
-        self._write(self._row(step) | {f"{metrics_files.EVALUATION}{key}": value for key, value in numbers.items()})
+        found = {f"{metrics_files.EVALUATION}{key}": value for key, value in numbers.items()}
+        self._write(dict(self._row(step) if row is None else row) | found)
         if score > best:
-            self.checkpoints.save_best(step, self.robot.acting_state(), self._meta(), score)
+            self.checkpoints.save_best(step, self.robot.acting_state() if acted is None else acted, self._meta(), score)
         self.run.event("evaluated", step=step, score=score)
         self._show_evaluated()
         reached = f"; stop_score={self.config.stop_score:g} is reached" if self.evaluations.reached() else ""
@@ -392,6 +429,8 @@ class Session:
 
     def _end(self, state: State, reason: str) -> int:
         self.run.event(state, reason=reason, step=self.step())
+        if self.beside is not None and not self.run.outbox.flush(END_PATIENCE_S):
+            metrics_files.truncate(self.run, self.step())  # rows of evaluations that took longer go to their places
         if left := self.run.outbox.flush(END_PATIENCE_S):
             raise OSError(f"the disk did not take {', '.join(left)} of {self.run.path}; free space, then resume")
         self.run.ended(state, reason)

@@ -172,10 +172,12 @@ def check_table(run: RunDir) -> None:
 
 
 def truncate(run: RunDir, step: int) -> None:
-    """Drops the rows after `step`, and a last line that a crash left unfinished."""
+    """Drops the rows after `step`, and a last line that a crash left unfinished, and puts the others in the order of their steps,
+    also those of evaluations that took longer."""
     table = Table(run)
     if table.header:
-        rows = (row for row in table.texts() if number(row.partition(",")[0]) <= step)
+        steps = ((number(row.partition(",")[0]), row) for row in table.texts())
+        rows = [row for _, row in sorted(((at, row) for at, row in steps if at <= step), key=itemgetter(0))]
         run.outbox.replace(METRICS, as_csv([table.header]) + "".join(f"{row}\n" for row in rows).encode())
     elif run.metrics_file.exists():
         remove(run.metrics_file)

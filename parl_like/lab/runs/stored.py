@@ -23,7 +23,7 @@ from parl_like.lab.yaml_text import ConfigError
 
 RESUMABLE = frozenset({
     "total_steps", "device", "keep_checkpoints", "checkpoint_buffers", "log_every_s", "eval_every", "eval_episodes",
-    "stop_score", "tensorboard",
+    "eval_process", "stop_score", "tensorboard",
     *(f"workers.{name}" for name in ("address", "num_cpus", "start_limit", "step_limit", "memory_limit", "max_restarts",
                                      "period")),
 })
