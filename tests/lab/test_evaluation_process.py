@@ -14,8 +14,8 @@ from parl_like.lab.runs.checkpoint import Checkpoints
 from parl_like.lab.runs.metrics import evaluations, read_metrics
 from parl_like.lab.runs.rundir import RunDir
 
-WORDS = ["qlearning-frozenlake", "total_steps=6000", "eval_every=2000", "eval_episodes=20", "metrics_every=500",
-         "checkpoint_every=3000", "trace=true", "tensorboard=false", "seed=3"]
+WORDS = ["qlearning-frozenlake", "total_steps=4096", "eval_every=2000", "eval_episodes=20", "metrics_every=500",
+         "checkpoint_every=1500", "trace=true", "tensorboard=false", "seed=3"]
 
 
 @pytest.fixture(autouse=True)
@@ -37,7 +37,7 @@ def test_it_leaves_what_an_evaluation_in_the_run_leaves():
     (code, here), (other, beside) = train("here"), train("beside", "eval_process=true")
     assert code == other == 0
     assert cells(here) == cells(beside), "rows in the order of their steps, as if they had come at once"
-    assert [step // 2000 for step, _ in evaluations(beside)] == [0, 1, 2, 3]
+    assert [step // 2000 for step, _ in evaluations(beside)] == [0, 1, 2]
     a, b = here.result(), beside.result()
     assert a["trace_hash"] == b["trace_hash"] and a["best"] == b["best"] and a["evaluation"] == b["evaluation"]
     best = [Checkpoints(run.checkpoints).load("best") for run in (here, beside)]
@@ -45,7 +45,8 @@ def test_it_leaves_what_an_evaluation_in_the_run_leaves():
     assert not list((beside.path / evaluation_process.FOLDER).iterdir())
 
 
-def test_a_process_that_dies_is_said_and_stops_nothing(monkeypatch, capsys):
+@pytest.mark.slow
+def test_a_process_that_dies_is_said_and_stops_nothing(monkeypatch, caplog):
     start = evaluation_process.EvaluationProcess._start
 
     def killed(self, step):
@@ -56,10 +57,11 @@ def test_a_process_that_dies_is_said_and_stops_nothing(monkeypatch, capsys):
     monkeypatch.setattr(evaluation_process.EvaluationProcess, "_start", killed)
     code, run = train("run", "eval_process=true")
     assert code == 0 and run.state() == "finished"
-    assert [step // 2000 for step, _ in evaluations(run)] == [0, 2, 3]
-    assert "failed in its process (its process ended with -9); training goes on" in capsys.readouterr().err
+    assert [step // 2000 for step, _ in evaluations(run)] == [0, 2]
+    assert "failed in its process (its process ended with -9); training goes on" in caplog.text
 
 
+@pytest.mark.slow
 def test_a_run_that_is_stopped_goes_on_with_the_evaluation_that_was_under_way(monkeypatch):
     whole = train("whole", "eval_process=true")[1]
     begin = evaluation_process.EvaluationProcess.begin
@@ -76,15 +78,15 @@ def test_a_run_that_is_stopped_goes_on_with_the_evaluation_that_was_under_way(mo
     monkeypatch.setattr(evaluation_process.EvaluationProcess, "begin", begin)
     assert main(["resume", "run"]) == 0
     assert evaluations(run)[:2] == evaluations(whole)[:2], "of the state of then"
-    assert [step // 2000 for step, _ in evaluations(run)] == [0, 1, 2, 3]
+    assert [step // 2000 for step, _ in evaluations(run)] == [0, 1, 2]
     steps = read_metrics(run)["step"]
     assert steps == sorted(steps)
 
 
+@pytest.mark.slow
 def test_an_experiment_of_ones_own_is_found_there_too(tmp_path):
     (tmp_path / "mine.py").write_text(textwrap.dedent("""
         import gymnasium as gym
-        import numpy as np
         from parl_like import Experiment, register
 
         class Line(gym.Env):
@@ -99,7 +101,8 @@ def test_an_experiment_of_ones_own_is_found_there_too(tmp_path):
                 self.at += 1
                 return min(self.at, 3), float(act), self.at == 3, False, {}
 
-        register(Experiment(name="mine", robot="single", config=dict(algorithm="QLearning", env="mine:Line", total_steps=600)))
+        gym.register(id="Line-v0", entry_point=Line)
+        register(Experiment(name="mine", robot="single", config=dict(algorithm="QLearning", env="mine:Line-v0", total_steps=600)))
         """))
     assert main(["train", "./mine.py", "eval_every=300", "eval_process=true", "eval_episodes=3", "run_dir=run"]) == 0
     assert len(evaluations(RunDir.open("run"))) == 3
@@ -134,4 +137,4 @@ def test_training_goes_on_meanwhile(monkeypatch):
     monkeypatch.setattr(evaluation_process.EvaluationProcess, "_start", slow)
     monkeypatch.setattr(evaluation_process.EvaluationProcess, "take", watched)
     code, run = train("run", "eval_process=true")
-    assert code == 0 and seen and [step // 2000 for step, _ in evaluations(run)] == [0, 1, 2, 3]
+    assert code == 0 and seen and [step // 2000 for step, _ in evaluations(run)] == [0, 1, 2]
