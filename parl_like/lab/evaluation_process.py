@@ -11,14 +11,12 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from parl_like.data.storage.archive import ArchiveError, read_archive, write_archive
 from parl_like.data.storage.safe_files import remove_folder
 from parl_like.lab import config as configs
 from parl_like.lab.config import ExperimentConfig
-from parl_like.lab.evaluations import evaluation_episodes, evaluation_seed
-from parl_like.lab.experiment import Experiment
 from parl_like.lab.runs.checkpoint import Checkpoints
 from parl_like.lab.runs.rundir import RunDir
 from parl_like.values.plain import State
@@ -28,19 +26,8 @@ FOLDER = "evaluating"
 LOOK_S = 0.05
 
 
-class Done(NamedTuple):
-    """An evaluation that has ended.
-
-    Attributes:
-        step: Env step that it is of. row: The run's metrics of that step. state: What acted.
-        numbers: What it gave; {}: it failed. problem: Why; empty: it did not.
-    """
-
-    step: int
-    row: dict[str, float]
-    state: State
-    numbers: dict[str, float]
-    problem: str
+Note = Callable[[int, Mapping[str, float], Mapping[str, float], State], None]
+"""A function that gets an evaluation: its env step, its numbers, the run's metrics of that step, and what acted there."""
 
 
 class EvaluationProcess:
@@ -48,71 +35,84 @@ class EvaluationProcess:
     run that is resumed goes on with it.
 
     Args:
-        experiment, config: Of the run.
+        run, config: Whose evaluations they are. episodes, seed: Of each.
+        note: Called with one that has ended. warn: Called with a line where one could not be.
     """
 
-    def __init__(self, run: RunDir, experiment: Experiment, config: ExperimentConfig) -> None:
-        self._run, self._folder = run, run.path / FOLDER
+    def __init__(self, run: RunDir, config: ExperimentConfig, episodes: int, seed: int, note: Note,
+                 warn: Callable[[str], None]) -> None:
+        self._run, self._folder, self._note, self._warn = run, run.path / FOLDER, note, warn
         source = run.info().source
         texts = {key: value for key, value in configs.flat(configs.to_dict(config)).items() if isinstance(value, str)}
-        self._asked = {
-            "run": str(run.path.absolute()), "source": "" if source is None else source.file or source.module,
-            # The user has typed these for the training; a run directory alone may not choose what is imported.
-            "overrides": {key: value for key, value in texts.items() if ":" in value and key != "run_dir"},
-            "episodes": evaluation_episodes(experiment, config), "seed": evaluation_seed(config)}
+        # The user has typed the overrides for the training; a run directory alone may not choose what is imported.
+        self._asked = {"run": str(run.path.absolute()), "source": "" if source is None else source.file or source.module,
+                       "overrides": {key: value for key, value in texts.items() if ":" in value and key != "run_dir"},
+                       "episodes": episodes, "seed": seed}
         self._threads = config.torch_threads
         self._child: subprocess.Popen[bytes] | None = None
         self._step = -1
         self._said: IO[bytes] | None = None
 
     def begin(self, step: int, state: Mapping[str, object], row: Mapping[str, float]) -> None:
-        """Begin an evaluation of what acts now; there is none under way. Raises OSError where the disk refuses,
-        and RunError where something else is at the folder."""
-        self._run.folder(self._folder)
-        row = {key: value for key, value in row.items() if value == value}
-        write_archive(self._path(step), state, {"step": step, "row": row}, over=True)
-        self._start(step)
+        """Begin an evaluation of what acts now; there is none under way. A disk that refuses the state is survived.
 
-    def go_on(self, step: int, last: int) -> int | None:
+        Raises:
+            RunError: the folder is a link.
+        """
+        row = {key: value for key, value in row.items() if value == value}
+        try:
+            self._run.folder(self._folder)
+            write_archive(self._path(step), state, {"step": step, "row": row}, over=True)
+        except OSError as error:
+            self._warn(f"no evaluation at env step {step:,}: {error.strerror or error}; training goes on")
+        else:
+            self._start(step)
+
+    def go_on(self, step: int, last: int) -> int:
         """End the evaluation that is under way, and begin again what an earlier process has not finished up to `step`, behind the
-        `last` that is done; remove what else it has left. Returns the step of what was begun; None: nothing was."""
+        `last` that is done; remove what else it has left. Return the step of what was begun; -1: nothing was."""
         self.stop()
         left = Checkpoints(self._folder).steps()
-        waiting = [one for one in left if last < one <= step]
-        for one in {*left} - {*waiting[:1]}:
+        waiting = [one for one in left if last < one <= step][:1]
+        for one in {*left} - {*waiting}:
             remove_folder(self._path(one))
-        if not waiting:
-            return None
-        self._start(waiting[0])
-        return waiting[0]
+        for one in waiting:
+            self._start(one)
+        return waiting[0] if waiting else -1
 
-    def take(self, waits: Callable[[], bool] = lambda: False) -> Done | None:
-        """Return what has ended, once; None: nothing has. While `waits` says so, wait for it."""
+    def take(self, waits: Callable[[], bool] = lambda: False) -> None:
+        """Note what has ended, if it has. While `waits` says so, wait for it."""
         if self._child is None:
-            return None
+            return
         while self._child.poll() is None:
             if not waits():
-                return None
+                return
             time.sleep(LOOK_S)
-        assert self._said is not None and self._child.stdout is not None
-        code, out = self._child.returncode, self._child.stdout.read()
-        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - 4096))
-        lines = self._said.read().decode(errors="replace").strip().splitlines()
-        step, path = self._step, self._path(self._step)
-        self._forget()
-        problem, numbers = "", dict[str, float]()
-        if code:
-            problem = lines[-1] if lines and code > 0 else f"its process ended with {code}"
+        path = self._path(self._step)
         try:
-            numbers = {} if problem else json.loads(out)
+            numbers = self._answer()
             state, manifest = read_archive(path)
             meta: Any = manifest.meta
             row = {str(key): float(value) for key, value in meta["row"].items()}
-        except (ArchiveError, ValueError, TypeError, LookupError, AttributeError) as error:
-            return Done(step, {}, {}, {}, problem or str(error))
+        except (ArchiveError, RuntimeError, ValueError, TypeError, LookupError, AttributeError) as error:
+            self._run.event("not evaluated", step=self._step, reason=str(error))
+            self._warn(f"the evaluation of env step {self._step:,} failed in its process ({error}); training goes on")
+        else:
+            self._note(self._step, numbers, row, state)
+        self._forget()
         with contextlib.suppress(OSError):
             remove_folder(path)
-        return Done(step, row, state, numbers, problem)
+
+    def _answer(self) -> dict[str, float]:
+        """Return the numbers of the process that has ended. Raises RuntimeError with its last line, where it failed."""
+        assert self._child is not None and self._child.stdout is not None and self._said is not None
+        code = self._child.returncode
+        self._said.seek(max(0, self._said.seek(0, os.SEEK_END) - 4096))
+        lines = self._said.read().decode(errors="replace").strip().splitlines()
+        if code:
+            raise RuntimeError(lines[-1] if lines and code > 0 else f"its process ended with {code}")
+        numbers: dict[str, float] = json.loads(self._child.stdout.read())
+        return numbers
 
     def stop(self) -> None:
         """End what is under way; what it was of stays for a run that goes on."""
@@ -128,7 +128,7 @@ class EvaluationProcess:
         self._step, self._said = step, tempfile.TemporaryFile()  # noqa: SIM115  closed in `_forget`
         # A session of its own: Ctrl-C is the run's.
         self._child = subprocess.Popen(
-            [sys.executable, "-m", "parl_like.lab.evaluation_process"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, "-m", "parl_like.lab.evaluation_child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=self._said, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": str(self._threads)})
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._child.stdin as asked:
@@ -140,22 +140,3 @@ class EvaluationProcess:
         if self._said is not None:
             self._said.close()
         self._child = self._said = None
-
-
-def main() -> None:
-    """Evaluate what standard input asks for, and print the numbers as JSON."""
-    from parl_like.lab import runner
-    from parl_like.lab.yaml_text import UsageError
-
-    asked, out = json.load(sys.stdin), sys.stdout
-    sys.stdout = sys.stderr  # whatever an environment prints
-    try:
-        found = runner.evaluate(asked["run"], episodes=asked["episodes"], seed=asked["seed"], which=Path(asked["archive"]),
-                                overrides=asked["overrides"], source=asked["source"])
-    except (UsageError, ArchiveError) as error:
-        sys.exit(" ".join(str(error).split()))
-    json.dump({key: value for key, value in found.items() if key not in ("run", "experiment", "step", "seed")}, out)
-
-
-if __name__ == "__main__":
-    main()

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from parl_like.lab.config import ExperimentConfig
+from parl_like.lab.evaluation_process import EvaluationProcess
 from parl_like.lab.experiment import Experiment
 
 DEFAULT_EVAL_EPISODES = 10
@@ -26,15 +27,17 @@ class Evaluations:
     Args:
         config: Its `eval_every` and `stop_score` count.
         scores: Env step and score of each one so far.
+        process: Where they happen while training goes on; None: in the run's own process.
 
     Attributes:
         begun: Env step of the last one that has begun in a process of its own; -1: none has.
     """
 
-    def __init__(self, config: ExperimentConfig, scores: Iterable[tuple[int, float]] = ()) -> None:
+    def __init__(self, config: ExperimentConfig, scores: Iterable[tuple[int, float]] = (),
+                 process: EvaluationProcess | None = None) -> None:
         self.every, self.stop_score = config.eval_every, config.stop_score
         self.scores = list(scores)
-        self.begun = -1
+        self.begun, self.process = -1, process
 
     def add(self, step: int, score: float) -> None:
         self.scores.append((step, score))
@@ -42,6 +45,27 @@ class Evaluations:
     def due(self, step: int) -> bool:
         """Return whether a multiple of `eval_every` lies after the last one and up to `step`; 0 is one, too."""
         return bool(self.every) and step // self.every > max(self.last(), self.begun) // self.every
+
+    def begin(self, step: int, state: Mapping[str, object], row: Mapping[str, float]) -> None:
+        """Begin one in the other process; see `EvaluationProcess.begin`."""
+        self.begun = step
+        if self.process is not None:
+            self.process.begin(step, state, row)
+
+    def go_on(self, step: int) -> None:
+        """Begin again what an earlier process has left of `step` or before."""
+        if self.process is not None:
+            self.begun = self.process.go_on(step, self.last())
+
+    def take(self, waits: Callable[[], bool] = lambda: False) -> None:
+        """Note the one in the other process, if it has ended; see `EvaluationProcess.take`."""
+        if self.process is not None:
+            self.process.take(waits)
+
+    def stop(self) -> None:
+        """End the one in the other process; a run that is resumed goes on with it."""
+        if self.process is not None:
+            self.process.stop()
 
     def missing(self, step: int) -> bool:
         """Return whether the run has evaluations while it trains, and none of `step` or later."""

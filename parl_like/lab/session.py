@@ -82,7 +82,10 @@ class Session:
         self.result: Tree | None = None
         self.ended: tuple[State, str] = "running", ""
         self.followers: list[Follower] = []
-        self.beside = EvaluationProcess(run, experiment, config) if config.eval_process else None
+        self.evaluations = Evaluations(config)
+        if config.eval_process:
+            self.evaluations.process = EvaluationProcess(
+                run, config, evaluation_episodes(experiment, config), evaluation_seed(config), self._note_evaluation, self._warn)
 
     def go(self, robot: Robot, loaded: Loaded | None) -> int:
         """Everything from the first line on the screen to the exit code. `loaded`: the checkpoint whose state the robot has."""
@@ -106,8 +109,7 @@ class Session:
                 if not isinstance(error, Exception):
                     raise
             finally:
-                if self.beside is not None:
-                    self.beside.stop()
+                self.evaluations.stop()
         if self.report is not None:
             state, reason = self.ended
             self.report({"run": str(self.run.path), "state": state, "exit_reason": reason, **(self.result or {})})
@@ -158,12 +160,11 @@ class Session:
     def _write_from(self, step: int) -> None:
         """Opens the metrics and the progress, from `step` on; what was written of later ones goes."""
         metrics_files.truncate(self.run, step)
-        self.evaluations = Evaluations(self.config, metrics_files.each_evaluation(self.run))
+        self.evaluations = Evaluations(self.config, metrics_files.each_evaluation(self.run), self.evaluations.process)
         self._show_evaluated()
         self.last_row = step
         self.metrics = metrics_files.MetricsLog(self.run, tensorboard=self.config.tensorboard, start_step=step)
-        if self.beside is not None and (begun := self.beside.go_on(step, self.evaluations.last())) is not None:
-            self.evaluations.begun = begun
+        self.evaluations.go_on(step)
         self.display.begin(self.title, self.config.total_steps, step, self.config.log_every_s)
 
     def _train(self, signals: Signals) -> None:
@@ -203,9 +204,8 @@ class Session:
             step = self._save(last=step >= total or ended, interrupted=early and step < stop)
             if step < total and not ended:
                 self._evaluate_if_due(step, signals)
-        if self.beside is not None:
-            self._take_evaluation(lambda: not signals.received)
-            self.beside.stop()
+        self.evaluations.take(lambda: not signals.received)
+        self.evaluations.stop()
         if step > self.last_row:
             self._write_row(step)
         self._describe(step)
@@ -313,34 +313,16 @@ class Session:
 
     def _evaluate_if_due(self, step: int, signals: Signals) -> None:
         """One that a signal cuts leaves nothing, so that a resume does it anew."""
-        if self.beside is not None:
-            self._take_evaluation()
+        self.evaluations.take()
         if self.evaluations.due(step) and not signals.received:
-            if self.beside is not None:
-                self._begin_evaluation(self.beside, step, signals)
+            if self.evaluations.process is not None:
+                self.evaluations.take(lambda: not signals.received)  # one at a time
+                if not signals.received:
+                    self.evaluations.begin(step, self.robot.acting_state(), self._row(step))
                 return
             numbers = self._evaluate(signals)
             if numbers["episodes"] >= evaluation_episodes(self.experiment, self.config):
                 self._note_evaluation(step, numbers)
-
-    def _begin_evaluation(self, beside: EvaluationProcess, step: int, signals: Signals) -> None:
-        """In its own process, when the one before is done. A disk that refuses it is survived."""
-        self._take_evaluation(lambda: not signals.received)
-        if not signals.received:
-            self.evaluations.begun = step
-            try:
-                beside.begin(step, self.robot.acting_state(), self._row(step))
-            except OSError as error:
-                self._warn(f"no evaluation at env step {step:,}: {error.strerror or error}; training goes on")
-
-    def _take_evaluation(self, waits: Callable[[], bool] = lambda: False) -> None:
-        """Note the evaluation in another process that has ended, if one has; `waits`: see `EvaluationProcess.take`."""
-        done = None if self.beside is None else self.beside.take(waits)
-        if done is not None and done.problem:
-            self.run.event("not evaluated", step=done.step, reason=done.problem)
-            self._warn(f"the evaluation of env step {done.step:,} failed in its process ({done.problem}); training goes on")
-        elif done is not None:
-            self._note_evaluation(done.step, done.numbers, done.row, done.state)
 
     def _note_evaluation(self, step: int, numbers: Mapping[str, float], row: Mapping[str, float] | None = None,
                          acted: Mapping[str, object] | None = None) -> None:
@@ -429,7 +411,7 @@ class Session:
 
     def _end(self, state: State, reason: str) -> int:
         self.run.event(state, reason=reason, step=self.step())
-        if self.beside is not None and not self.run.outbox.flush(END_PATIENCE_S):
+        if self.evaluations.process is not None and not self.run.outbox.flush(END_PATIENCE_S):
             metrics_files.truncate(self.run, self.step())  # rows of evaluations that took longer go to their places
         if left := self.run.outbox.flush(END_PATIENCE_S):
             raise OSError(f"the disk did not take {', '.join(left)} of {self.run.path}; free space, then resume")

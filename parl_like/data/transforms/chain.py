@@ -102,7 +102,7 @@ class Transform(Guarded):
 
     @property
     def only_replays(self) -> bool:
-        """Whether it does nothing but on replay."""
+        """Return whether it does nothing but on replay."""
         kind = type(self)
         return kind.replay is not Transform.replay and kind.observe is Transform.observe and kind.reward is Transform.reward
 
