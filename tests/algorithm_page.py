@@ -170,21 +170,20 @@ def trained() -> dict[str, list[str]]:
     found, lines = scores(), defaultdict(list)
     for key, trained in experiments_of().items():
         for name in trained:
-            seen = found[name]
-            pages = [page for page in ("robots.md", "curiosity.md", "games.md", "search.md", "offline.md", "skills.md",
-                                         "thinker.md", "thinker-published.md")
-                     if f"`{name}`" in (PAGE.parent / page).read_text(encoding="utf-8")]
-            after = f": {told(seen, name)}" if seen else f": see [{pages[0]}]({pages[0]})" if pages else ""
-            lines[key].append(f"`{name}`{after}")
+            after = told(found[name], name)
+            lines[key].append(f"`{name}`: {after}" if after else f"`{name}`")
     return lines
 
 
-def told(seen: list[marks.Mark], name: str = "") -> str:
-    """Return the score of an experiment, or of the row of a solver, in words; `–` where nothing is measured."""
-    if not seen:
-        return "–"
-    score, unit = median(mark.score for mark in seen), "iterations" if name in solvers.ROWS else "steps"
-    return f"{score:.4g} after {seen[0].env_steps:,} {unit}, {len(seen)} seed{'s' * (len(seen) > 1)}"
+def told(seen: list[marks.Mark], name: str) -> str:
+    """Return the score of an experiment, or of the row of a solver, in words; where nothing is measured a link to the page that
+    has results of it."""
+    if seen:
+        score, unit = median(mark.score for mark in seen), "iterations" if name in solvers.ROWS else "steps"
+        return f"{score:.4g} after {seen[0].env_steps:,} {unit}, {len(seen)} seed{'s' * (len(seen) > 1)}"
+    pages = [page for page in ("robots.md", "curiosity.md", "games.md", "search.md", "offline.md", "skills.md", "thinker.md",
+                               "thinker-published.md") if f"`{name}`" in (PAGE.parent / page).read_text(encoding="utf-8")]
+    return f"see [{pages[0]}]({pages[0]})" if pages else ""
 
 
 def spaces() -> str:

@@ -77,7 +77,7 @@ def algorithm_pages() -> dict[str, str]:
                      f"{algorithm_page.first_sentence(file)}. Source: [algorithms/{file}.py](../algorithms/{file}.py).",
                      "\n".join(light), f"Beside it: {beside}." if beside else "",
                      f"Takes, with networks of ours: {takes} ({every})." if takes else "",
-                     *algorithm_page.about(one, trained)]
+                     *map(flowing, algorithm_page.about(one, trained))]
             if commands := algorithm_page.commands(one):
                 parts.append("```bash\n" + "\n".join(commands) + "\n```")
             if differs := algorithm_page.differences(one):
@@ -97,16 +97,33 @@ def robot_pages() -> dict[str, str]:
     for robot, names in sorted(algorithm_page.experiments_of_robots().items()):
         module, shown = import_module(f"parl_like.robots.{robot}"), PICTURES.get(robot)
         source = f"robots/{robot}/" if hasattr(module, "__path__") else f"robots/{robot}.py"
-        rows = [f"| `{name}` | {algorithm_page.experiments.get(name).description} | {algorithm_page.told(scores[name])} |"
-                for name in names]
+        rows = [f"| `{name}` | {algorithm_page.experiments.get(name).description} "
+                f"| {algorithm_page.told(scores[name], name) or '–'} |" for name in names]
         keys = inspect.getdoc(import_module(f"parl_like.robots.{robot}").Config) or ""
-        parts = [f"# {robot}", f"Source: [{source}](../{source}).", f"```text\n{inspect.getdoc(module)}\n```",
+        parts = [f"# {robot}", f"Source: [{source}](../{source}).", f"```text\n{flowing(inspect.getdoc(module) or '')}\n```",
                  f"![{shown.removesuffix('.png')}]({shown})" if shown else "",
                  "\n".join(["| experiment | what | score |", "|---|---|---|", *rows]),
                  "`parl-like train NAME` trains one of them.",
-                 f"## Configuration\n\n```text\n{keys}\n```" if keys else ""]
+                 f"## Configuration\n\n```text\n{flowing(keys)}\n```" if keys else ""]
         pages[robot] = moved_down("\n\n".join(filter(None, parts)) + "\n")
     return pages
+
+
+WRAPPED = 100
+"""Characters of a line of a docstring from which on the next one is the rest of its sentence."""
+
+
+def flowing(text: str) -> str:
+    """Return a docstring whose wrapped lines are joined, for a page that is narrower than the code and wraps them itself."""
+    lines: list[str] = []
+    wrapped = False
+    for line in text.splitlines():
+        if wrapped and line.strip() and not line.startswith("```"):
+            lines[-1] += f" {line.strip()}"
+        else:
+            lines.append(line)
+        wrapped = len(line) >= WRAPPED
+    return "\n".join(lines)
 
 
 def moved_down(text: str) -> str:

@@ -34,7 +34,7 @@ def test_an_algorithm_has_a_page_with_its_light_scores_command_and_docstring():
     pages = site_pages.algorithm_pages()
     assert pages.keys() == members.keys()
     dqn = pages["DQN"]
-    assert algorithm_page.inspect.getdoc(members["DQN"]) in dqn
+    assert site_pages.flowing(algorithm_page.inspect.getdoc(members["DQN"])) in dqn
     assert "| DQN | " in dqn and "parl-like train dqn-cartpole\n" in dqn and "steps, " in dqn
 
 
@@ -49,6 +49,12 @@ def test_a_robot_has_a_page_with_its_picture_experiments_and_keys():
     assert pages.keys() == {algorithm_page.experiments.get(path.stem).robot for path in algorithm_page.EXPERIMENTS.glob("*.yaml")}
     assert "](../hierarchy-doorkey.png)" in pages["hierarchy"] and "| `hierarchy-doorkey` | " in pages["hierarchy"]
     assert "horizon: Steps after which a goal is given up." in pages["hierarchy"]
+
+
+def test_wrapped_lines_of_a_docstring_are_joined_and_formulas_are_not():
+    long = "a word " * 15
+    assert site_pages.flowing(f"{long}\nb.\n\n    y = r,\n    z = y\n    arg: {long}\n        more.\n```") == (
+        f"{long} b.\n\n    y = r,\n    z = y\n    arg: {long} more.\n```")
 
 
 def test_lights_are_words_with_a_dot_before_them():
