@@ -10,7 +10,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "running" / "debugging.md"
-PLACES = {"TASK": "[^/]+", "KIND": "(predict|learn)", "PLAYER": ".+", "NAME": ".+", "LOSS": ".+", "PART": ".+"}
+PLACES = {"TASK": "[^/]+", "KIND": "(predict|learn)", "PLAYER": ".+", "NAME": ".+", "LOSS": ".+", "PART": ".+", "KEY": ".+"}
 """Words that stand for a name that a robot gives → what may stand there."""
 OF_ROWS = {"priority"}
 """What updates give for each row, which is no metric."""
