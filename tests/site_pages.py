@@ -39,7 +39,8 @@ def navigation() -> dict[str, list[str]]:
 def written() -> list[str]:
     """Return every page that is written, or made and kept, but the README (the first page) and the decisions."""
     found = [str(page.relative_to(ROOT).with_suffix("")) for page in sorted((ROOT / "docs").rglob("*.md"))]
-    return ["design", "CHANGELOG", "CONTRIBUTING", "AGENTS", *(page for page in found if not page.startswith("docs/decisions/"))]
+    own = ["design", "CHANGELOG", "CONTRIBUTING", "AGENTS", "SECURITY"]
+    return [*own, *(page for page in found if not page.startswith("docs/decisions/"))]
 
 
 def rooms() -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from parl_like.algorithms import DQN
 from parl_like.learning import layers
 from parl_like.models import MLPQ
 
-PAGE = Path(__file__).resolve().parents[1] / "docs" / "from-parl.md"
+PAGE = Path(__file__).resolve().parents[1] / "docs" / "coming-from" / "parl.md"
 PRINTED = {
     "Model": "get_input_specs get_state_specs get_action_specs perceive post_prediction",
     "Algorithm": "model _predict _learn model_func create_algorithm_func",

@@ -76,7 +76,7 @@ def test_modules_that_pages_name_have_what_is_said_to_be_there(page):
 NAMESPACES = ("parl_like", *(f"parl_like.{end}" for end in (
     "algorithms", "models", "data.transforms", "envs", "envs.wrappers", "environment.hooks", "environment.stop_conditions",
     "drivers.workers.processes", "drivers.ray.cluster", "agents.players", "robots.self_play")))
-OTHERS = [page for page in PAGES if page.name in ("from-parl.md", "from-others.md") or page.parent.name == "coming-from"]
+OTHERS = [page for page in PAGES if page.parent.name == "coming-from"]
 """Pages with calls of other libraries."""
 
 

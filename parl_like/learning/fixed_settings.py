@@ -127,7 +127,7 @@ class _Fixed:
 
 
 class Alias:
-    """A read-only second name of an attribute: the one that PARL's design document prints for it (docs/from-parl.md).
+    """A read-only second name of an attribute: the one that PARL's design document prints for it (docs/coming-from/parl.md).
 
     Args:
         path: The attribute's own name, dotted where it is a part's: `wrapper.trainings`.
