@@ -23,3 +23,12 @@ def test_the_citation_is_that_of_this_version():
 def test_links_of_the_security_page_hold():
     text = (ROOT / "SECURITY.md").read_text(encoding="utf-8")
     assert all((ROOT / target).exists() for target in re.findall(r"\]\((?!http)([^)#]+)", text))
+
+
+def test_links_to_the_web_are_well_formed():
+    """By their text alone: nothing is asked for."""
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")]
+    for page in pages:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for link in re.findall(r"\]\((http[^)\s]*)", text):
+            assert re.fullmatch(r"https://[a-z0-9-]+(\.[a-z0-9-]+)+(/[\w./~%#?=&+@:-]*)?", link), (page.name, link)
