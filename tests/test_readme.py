@@ -94,7 +94,7 @@ def test_arguments_that_pages_name_are_taken(page):
 
 def test_options_of_commands_that_pages_name_are_taken():
     """Thinker's page has those of the original; `ray`, `pip` and files of tests have some of their own."""
-    files = [*(ROOT / "parl_like" / "lab").glob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
+    files = [*(ROOT / "parl_like" / "lab").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
     source = "".join(file.read_text(encoding="utf-8") for file in files)
     theirs = {"--no-deps", "--no-build-isolation", "--write", "--generate", "--head", "--port", "--address", "--help",
               "--version"}

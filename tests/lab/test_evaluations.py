@@ -10,7 +10,7 @@ from lab_fakes import FakeRobot, signal_here
 from test_runner import clean, events, resume, rows, state, train  # noqa: F401  `clean` is a fixture
 
 from parl_like.lab import runner, session
-from parl_like.lab.cli import _run_row
+from parl_like.lab.commands.many_runs import run_row
 from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.evaluations import Evaluations
 from parl_like.lab.reports import plots
@@ -67,7 +67,7 @@ def test_the_best_is_kept_beside_the_last(monkeypatch):
     assert runner.evaluate("run")["step"] == 400 and runner.evaluate("run", which="best")["step"] == 100
     assert screen.count("the best so far") == 2 and "evaluation at env step 100: score 5, the best so far" in screen
     assert [name for name, good, _ in verify(run.checkpoints) if good] == ["000000400", "best"]
-    row = _run_row(run)
+    row = run_row(run)
     assert (row["score"], row["best"], row["best_step"]) == (2, 5, 100)
     with pytest.raises(UsageError, match="has what acts, but neither buffers nor agents to go on with; resume from newest"):
         resume(overrides={"total_steps": 800}, which="best")
@@ -89,7 +89,7 @@ def test_a_best_that_the_disk_refuses_is_warned_of(monkeypatch):
 def test_list_shows_the_evaluations_of_a_run_that_goes_on(monkeypatch):
     shown = []
     scored(monkeypatch, {0: 7, 100: 5, 200: 9, 300: 1, 400: 1})
-    monkeypatch.setattr(FakeRobot, "at_step", {step: lambda: shown.append(_run_row(RunDir(Path("run")))) for step in (150, 250)})
+    monkeypatch.setattr(FakeRobot, "at_step", {step: lambda: shown.append(run_row(RunDir(Path("run")))) for step in (150, 250)})
     train(eval_every=100)
     assert [(row["score"], row["best"], row["best_step"]) for row in shown] == [(5, 7, 0), (9, 9, 200)]
 
