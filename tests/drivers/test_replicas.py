@@ -76,6 +76,22 @@ def traced(*args, **options):
         return robot.trace_hash(), robot.env_steps, robot.tasks["RL"].learns
 
 
+class Bare(Algorithm):
+    """Has no parameters."""
+
+    def __init__(self):
+        super().__init__(Model(Drift.observation_space, Drift.action_space))
+
+    def predict(self, inputs):
+        return {"act": torch.zeros(len(inputs.obs), dtype=torch.long)}
+
+
+def test_a_network_without_parameters_may_be_served_by_replicas():
+    with Robot(Drift, tasks={"RL": ComputationTask(Bare, train=False, serve="replica")}, n_agents=2, driver=TWO) as robot:
+        robot.run(StopAfterSteps(20))
+        assert robot.env_steps >= 20
+
+
 @pytest.mark.parametrize("helper", [pytest.param(unrolling, marks=pytest.mark.slow), replaying])
 def test_replicas_that_get_every_step_act_as_the_centre_does(helper):
     replica = traced(helper)

@@ -56,8 +56,9 @@ class Parameters:
         """Publication `number`, from 1, goes into its slot."""
         slot = self.slots[number % 2]
         struct.pack_into("<q", self._memory, number % 2 * self._size, 0)
-        with torch.no_grad():
-            torch._foreach_copy_(list(slot.values()), [tensors[key].detach() for key in slot])
+        if slot:
+            with torch.no_grad():
+                torch._foreach_copy_(list(slot.values()), [tensors[key].detach() for key in slot])
         struct.pack_into("<q", self._memory, number % 2 * self._size, number)
 
     def holds(self, number: int) -> bool:
