@@ -8,6 +8,7 @@ import random
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from lab_fakes import FakeRobot
 
@@ -89,6 +90,13 @@ def test_the_probability_of_improvement():
     assert improvement([2, 3], [0, 1]) == (1, (1, 1)) and improvement([7.0], [7.0, 8.0]) == (0.25, None)
     # Of two against two, equal chances of each draw: P is 0 or 1 with chance 1/16 at least, more than 2.5 %.
     assert improvement([0, 2], [1, 1])[1] == (0, 1)
+
+
+def test_the_numbers_of_rliable():
+    """Those of its own tests: runs × tasks of two algorithms. P(x > y) there is the mean over tasks of each task's share."""
+    x, y = np.array([[1, 2], [2, 2], [1, 1], [2, 1]]), np.array([[1, 1], [2, 2], [3, 3]])
+    assert plots.iqm(x.ravel()) == 1.5 and plots.iqm(y.ravel()) == 2
+    assert np.mean([improvement(x[:, task], y[:, task])[0] for task in range(2)]) == pytest.approx(1 / 3)
 
 
 def test_the_performance_profile():

@@ -259,6 +259,17 @@ def test_two_searches_at_once_leave_each_other_their_trials(started, capsys):
     assert [trial.state for trial in one.trials] == [optuna.trial.TrialState.COMPLETE]
 
 
+def test_other_recorded_rows_are_another_search(started, monkeypatch):
+    pytest.importorskip("optuna")
+    from parl_like.lab.sweeps import tuning
+
+    space, made = spaces.space_of(["metrics_every=50..5000"]), sweep.Sweep("fake", {}, Path("sweeps"))
+    names = [tuning.study_of(made, space, [0]).study_name for _ in "ab"]
+    monkeypatch.setattr(made, "_data_of", lambda config: {"cartpole-replay": "another hash"})
+    names.append(tuning.study_of(made, space, [0]).study_name)
+    assert names[0] == names[1] != names[2]
+
+
 @pytest.mark.parametrize("text", ["{}\n[]\n", "[]\n[]\n", "7\n7\n", "nothing"])
 def test_a_damaged_search_is_refused(started, capsys, text):
     pytest.importorskip("optuna")

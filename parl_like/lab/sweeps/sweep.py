@@ -122,10 +122,14 @@ class Sweep:
         with self._lock:
             key = configuration_hash(self.experiment.name, configs.to_dict(config), self._data_of(config))
             key = user_experiments.code_hash(self.experiment.name, key)  # of the user's own, other code makes other runs
-            folder = self.out / f"{self.experiment.name}_{key[:8]}_s{seed}"
+            folder = self.out / f"{self.experiment.name}_{key}_s{seed}"
             if folder not in self._made:
                 self._made[folder] = Trial(settings, seed, folder, "finished" if is_finished(folder) else "waiting")
             return self._made[folder]
+
+    def data(self) -> dict[str, str]:
+        """Return the sha256 of the recorded rows that its runs learn from, by name, where no setting that varies names others."""
+        return self._data_of(configs.resolve(self.experiment.module().Config, self.experiment.config, self.fixed))
 
     def _data_of(self, config: configs.ExperimentConfig) -> dict[str, str]:
         """Return the sha256 of the recorded rows that a run learns from; they are made first, before several runs would."""

@@ -37,7 +37,7 @@ WHOSE = "process"
 
 
 def study_of(sweep: Sweep, space: Mapping[str, Values], seeds: Sequence[int]) -> Study:
-    """Return the study of this experiment, settings, space and seeds, as it is kept in the sweep's directory, or a new one.
+    """Return the study of this experiment, settings, space, seeds and rows, as the directory keeps it, or a new one.
 
     A trial that was under way when its process was killed is asked for again, first of all.
 
@@ -53,7 +53,7 @@ def study_of(sweep: Sweep, space: Mapping[str, Values], seeds: Sequence[int]) ->
         raise UsageError(MISSING) from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     varied = {key: distribution_to_json(kind) for key, kind in distributions(space).items()}
-    what = json.dumps([sweep.experiment.name, sweep.fixed, varied, list(seeds)], sort_keys=True)
+    what = json.dumps([sweep.experiment.name, sweep.fixed, varied, list(seeds), sweep.data()], sort_keys=True)
     name = user_experiments.code_hash(sweep.experiment.name, hashlib.sha256(what.encode()).hexdigest()[:16])
     sweep.out.mkdir(parents=True, exist_ok=True)
     file = sweep.out / STUDY
