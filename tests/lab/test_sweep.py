@@ -94,6 +94,15 @@ def test_each_run_is_made_once_and_the_best_settings_come_first(started, capsys)
     assert code == 0 and len(started) == 6 and [group["runs"] for group in again["groups"]] == [3, 3]
 
 
+def test_several_environments_have_a_table_each(started, capsys):
+    code, found = command(capsys, "seed=0..1", "env=Fake-v0,CartPole-v1", "total_steps=200")
+    assert code == 0 and list(found["tasks"]) == ["Fake-v0", "CartPole-v1"] and "groups" not in found
+    assert [len(one["runs"]) for one in found["tasks"].values()] == [2, 2]
+    assert cli.main(["sweep", "fake", "seed=0..1", "env=Fake-v0,CartPole-v1", "total_steps=200", "--out", "sweeps"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("Fake-v0:\n") < shown.index("env=Fake-v0") < shown.index("CartPole-v1:\n") < shown.index("env=CartPole-v1")
+
+
 def test_a_run_that_fails_stops_no_other_and_is_listed(started, capsys):
     code, found = command(capsys, "n_agents=1,13,2", "total_steps=200")
     assert code == 1 and [one["state"] for one in found["trials"]] == ["finished", "failed", "finished"]

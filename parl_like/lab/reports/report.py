@@ -60,7 +60,7 @@ def report(runs: Sequence[RunDir], mark: float | None = None) -> dict[str, list[
         raise UsageError("expected run directories, got none; `parl-like list` shows the runs")
     if mark is not None and not math.isfinite(mark):
         raise UsageError(f"--mark: expected a finite number, got {mark:g}; without it, it is what the experiment expects")
-    for what, of_run in (("the same task", _task), ("the same eval_score", _scored_by)):
+    for what, of_run in (("the same task", task_of), ("the same eval_score", _scored_by)):
         kinds = {of_run(run): run.path for run in runs}
         if len(kinds) > 1:
             came = ", ".join(f"{kind} ({path})" for kind, path in kinds.items())
@@ -216,8 +216,8 @@ def _scored_by(run: RunDir) -> str:
     return _played(run).eval_score or "mean_return"
 
 
-def _task(run: RunDir) -> str:
-    """The environment that evaluations play, or the experiment, where the configuration does not name one."""
+def task_of(run: RunDir) -> str:
+    """Return the environment that evaluations play, with its options; the experiment where the configuration names none."""
     config = _played(run)
     env, instead = (_Env(one) if isinstance(one, str) else one or _Env() for one in (config.env, config.eval_env))
     name = instead.id or env.id or run.info().experiment

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from math import isfinite, isnan, nan
@@ -23,7 +23,7 @@ from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab import recorded, recording, user_experiments
 from parl_like.lab.reports.marks import configuration_hash
-from parl_like.lab.reports.report import report
+from parl_like.lab.reports.report import report, task_of
 from parl_like.lab.runs.metrics import last_evaluation, last_row
 from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import RunDir
@@ -294,26 +294,38 @@ def line(trial: Trial) -> str:
 
 
 def outcome(trials: Sequence[Trial]) -> tuple[dict[str, Any], list[str]]:
-    """Return what the finished runs have reached, as `report` has it, and its lines; the best settings come first. A run without
-    a score is named, and is not among them."""
+    """Return what the finished runs have reached, as `report` has it, and its lines; the best settings come first. Of several
+    environments each has a table of its own, in `tasks`. A run without a score is named, and is not among them."""
     scores = {trial.folder: trial.score() for trial in trials if trial.state == "finished"}
     runs = [RunDir.open(folder) for folder, score in scores.items() if not isnan(score)]
     without = [f"no score: {trial.title}" for trial in trials if isnan(scores.get(trial.folder, 0.0))]
     rows = [{"run": str(trial.folder), "state": trial.state, "seed": trial.seed, "settings": trial.settings,
              "reason": trial.reason} for trial in trials]
-    try:
-        found = report(runs)
-    except UsageError as error:  # there are none, or of different tasks
-        return {"trials": rows}, [str(error), *without]
-    found["groups"].sort(key=lambda group: -group["iqm"])
     settings = {str(trial.folder): " ".join(in_words(trial.settings)) for trial in trials}
+    by_task: dict[str, list[RunDir]] = {}
+    try:
+        for run in runs:
+            by_task.setdefault(task_of(run), []).append(run)
+        tables = {task: report(members) for task, members in by_task.items()} or {"": report(runs)}
+    except UsageError as error:  # there are none, or of different scores
+        return {"trials": rows}, [str(error), *without]
+    lines = []
+    for task, found in tables.items():
+        lines += [f"{task}:"] * (len(tables) > 1) + _reached(found, settings)
+    (one, *more) = tables.values()
+    return {"trials": rows, **({"tasks": tables} if more else one)}, lines + without
+
+
+def _reached(found: dict[str, list[Any]], settings: Mapping[str, str]) -> list[str]:
+    """Return a table of the groups of runs, the best first, with the words of their settings by run."""
+    found["groups"].sort(key=lambda group: -group["iqm"])
     first = {run["group"]: settings[run["run"]] for run in reversed(found["runs"])}
     lines = [f"{'IQM':>9}  {'95 %':>19}  {'runs':>4}  settings"]
     for group in found["groups"]:
         low, high = group["interval"] or (nan, nan)
         between = "" if isnan(low) else f"{low:.4g} to {high:.4g}"
         lines.append(f"{group['iqm']:>9.4g}  {between:>19}  {group['runs']:>4}  {first[group['group']]}")
-    return {"trials": rows, **found}, lines + without
+    return lines
 
 
 def _progress(trial: Trial) -> str:
