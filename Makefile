@@ -48,7 +48,7 @@ wheel-check: $(VENV)/.installed
 architecture: $(VENV)/.installed
 	@$(BIN)/python tests/architecture.py
 
-# docs/algorithms.md, after an algorithm, an experiment or a mark has changed.
+# docs/algorithms.md and the table of docs/start/which-algorithm.md, after an algorithm, an experiment or a mark has changed.
 algorithms: $(VENV)/.installed
 	@$(BIN)/python tests/algorithm_page.py
 

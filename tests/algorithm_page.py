@@ -1,5 +1,5 @@
-"""Writes docs/algorithms.md, the families of experiments and the leaderboard, from the docstrings of algorithms/ and robots/, the
-experiments and docs/marks.json: `make algorithms`."""
+"""Writes docs/algorithms.md, the table of docs/start/which-algorithm.md, the families of experiments and the leaderboard, from
+docstrings of algorithms/ and robots/, the experiments and docs/marks.json: `make algorithms`."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from parl_like.lab import families
 from parl_like.lab.reports import marks
 from parl_like.lab.yaml_text import dump_yaml
 from parl_like.learning import action_spaces
+from parl_like.robots import single
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.append(str(ROOT))  # behind everything: the package is the installed one
@@ -31,7 +32,8 @@ EXPERIMENTS = ROOT / "robots" / "experiments"
 HEAD = """# Algorithms
 
 The algorithms of [algorithms/](../algorithms/), a file a family. `make algorithms` makes this page of the docstrings
-and of [marks](marks.md). `parl-like train NAME` trains an experiment; the arguments of the class are settings of it
+and of [marks](marks.md). [Which algorithm should I use?](start/which-algorithm.md) has a table of problems,
+and one of the spaces that each takes. `parl-like train NAME` trains an experiment; the arguments of the class are settings of it
 (`parl-like train sac-pendulum SAC.alpha=0.1 hidden=[256,256]`). Scores are medians, over all seeds, of the
 evaluation after training. Where there is no mark, a link leads to the page with the results. Solvers of games have rows
 of `python -m benchmarks.solvers`, whose scores are −`nash_conv`."""
@@ -52,18 +54,32 @@ WITHOUT = {
 """Algorithm → why no experiment is its own, and what trains it."""
 
 
-SPACES = """## Which algorithm takes what
+WHICH = ROOT / "docs" / "start" / "which-algorithm.md"
+MADE = "<!-- Made by `make algorithms` from here on. -->\n"
+"""The line of that page behind which the table stands."""
 
-The table holds with our networks that fit the algorithm (`parl-like list --spaces`); a test builds every combination.
+SPACES = """
+## Which algorithm takes what
+
+The table is made from the code (`parl-like list --spaces`), and holds with our networks that fit the algorithm; a test builds
+every combination. It has the algorithms that learn by one task alone.
 
 - *Box* has finite bounds. *any* is that, an unbounded Box, Discrete, MultiDiscrete, MultiBinary, and Dict or Tuple of these
   (*of choices*: without a Box).
 - *images*: a convolutional network reads observations that have one; else an image is one long row of numbers.
-- *masks*: the observation's `mask` says which choices are legal, see [masks](own/environment.md#masks).
+- *masks*: the observation's `mask` says which choices are legal, see [masks](../own/environment.md#masks).
 - *memory*: with a recurrent network (`model=Recurrent`), or always.
-- VDN, QMIX and MADDPG take the joint rows of a team (`parl_like.envs.joint.Joint`), MAPPO players that see a `state`
-  (`parl_like.envs.central_state.CentralState`).
+- *learns from*: what its default helper sends. That is the newest *steps* of all agents, random rows of a *buffer*, whole
+  *episodes*, *each step* at once, or the returns of *candidates*. With an `OfflineHelper` those of a buffer learn from recorded
+  rows, too.
+
+VDN, QMIX and MADDPG take the joint rows of a team (`parl_like.envs.joint.Joint`), MAPPO players that see a `state`
+(`parl_like.envs.central_state.CentralState`).
 """
+
+SENDS = {"OnPolicyHelper": "steps", "OffPolicyHelper": "buffer", "EpisodicHelper": "episodes", "OnlineHelper": "each step",
+         "PopulationHelper": "candidates"}
+"""Helper → what it sends to be learned from."""
 
 
 WHOLE = {"NFSP": "nfsp", "SelfPlay": "self_play"}
@@ -187,15 +203,22 @@ def told(seen: list[marks.Mark], name: str) -> str:
 
 
 def spaces() -> str:
-    """Which algorithm takes what."""
-    rows = action_spaces.in_words()
+    """Which algorithm takes what, and from what it learns."""
+    rows = [{**row, "algorithm": f"[{name}](../algorithms.md#{name.lower()})",
+             "learns from": SENDS[single.defaults_of(getattr(algorithms, name))["helper"]]}
+            for row in action_spaces.in_words() for name in [row["algorithm"]]]
     lines = ["| " + " | ".join(row.values()) + " |" for row in rows]
-    return "\n".join([SPACES, "| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|", *lines])
+    return "\n".join([SPACES, "| " + " | ".join(rows[0]) + " |", "|---" * len(rows[0]) + "|", *lines]) + "\n"
+
+
+def which() -> str:
+    """The page on which algorithm to use: what is written by hand, and the table of spaces."""
+    return WHICH.read_text(encoding="utf-8").partition(MADE)[0] + MADE + spaces()
 
 
 def front() -> str:
-    """The page without its members: what shows that they are right, and which takes what."""
-    return "\n\n".join([HEAD, lights(), spaces()])
+    """The page without its members: what shows that they are right."""
+    return "\n\n".join([HEAD, lights()])
 
 
 def about(one: Any, seen: dict[str, list[str]]) -> list[str]:
@@ -240,4 +263,5 @@ if __name__ == "__main__":
     families.TABLE.write_text(families_table(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
     leaderboard.PAGE.write_text(leaderboard.page(), encoding="utf-8")
+    WHICH.write_text(which(), encoding="utf-8")
     print(PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE)

@@ -73,7 +73,7 @@ def algorithm_pages() -> dict[str, str]:
             name = one.__name__
             light = [evidence.COLUMNS, evidence.row(name, groups[name])] if name in groups else []
             takes, beside = algorithm_page.takes(one), evidence.peer(name) if name in groups else ""
-            every = "[all of them](algorithms.md#which-algorithm-takes-what)"
+            every = "[all of them](start/which-algorithm.md#which-algorithm-takes-what)"
             parts = [f"# {name}",
                      f"{algorithm_page.first_sentence(file)}. Source: [algorithms/{file}.py](../algorithms/{file}.py).",
                      "\n".join(light), f"Beside it: {beside}." if beside else "",

@@ -1,6 +1,7 @@
 """The page of algorithms is that of the code, and `parl-like list` has the same families."""
 
 import importlib
+import re
 
 import algorithm_page
 import leaderboard
@@ -17,6 +18,7 @@ pytestmark = pytest.mark.checkout
 
 def test_the_page_is_current():
     assert algorithm_page.PAGE.read_text(encoding="utf-8") == algorithm_page.page(), "run `make algorithms`"
+    assert algorithm_page.WHICH.read_text(encoding="utf-8") == algorithm_page.which(), "run `make algorithms`"
     assert families.TABLE.read_text(encoding="utf-8") == algorithm_page.families_table(), "run `make algorithms`"
 
 
@@ -55,6 +57,12 @@ def test_robots_without_an_experiment_are_built(name):
 def test_the_command_for_spr_is_one(capsys):
     words = algorithm_page.WITHOUT["SPR"].partition("`parl-like ")[2].partition("`")[0].split()
     assert main([*words, "--show-config"]) == 0 and "SPR" in capsys.readouterr().out
+
+
+def test_every_member_is_on_the_page_that_helps_to_choose_one():
+    """The table has those of one task; tools and parts of other robots are among the problems."""
+    known = set(re.findall(r"\w+", algorithm_page.WHICH.read_text(encoding="utf-8")))
+    assert not {*algorithm_page.names()} - known
 
 
 def test_experiments_are_of_the_family_of_their_algorithm_or_robot():
