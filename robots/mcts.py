@@ -1,8 +1,8 @@
 """Search with the true environment: no task and no network, an agent alone, which looks ahead before each action.
 
-The agent keeps states of its environment (`clone_state`, see docs/search.md), takes actions in a second one from there, and
-judges where they lead by random actions to a depth. It learns nothing, so an episode is as good as the last one; an environment's
-chance is in its state, so search sees what it will do.
+The agent keeps states of its environment (`clone_state`, see docs/recipes/planning.md), takes actions in a second one from
+there, and judges where they lead by random actions to a depth. It learns nothing, so an episode is as good as the last one;
+an environment's chance is in its state, so search sees what it will do.
 """
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ ROBOTS = {"BC": ["nfsp"], "DQN": ["self_play"], "DynamicsLearner": ["auxiliary"]
 """Class → the robots of several tasks that it is part of, where these have other names."""
 
 WITHOUT = {
-    "FQE": "it values the policy of another run, from that run's rows, see [offline](offline.md#what-is-a-policy-worth)",
+    "FQE": "it values the policy of another run, from that run's rows, see [offline](recipes/offline.md#what-is-a-policy-worth)",
     "ICM": "no mark has been measured, and `Robot.of(\"PPO\", \"CartPole-v1\", curiosity=\"ICM\")` is a robot with it",
     "RSAC": "no mark has been measured, and `Robot.of(\"RSAC\", \"Recall-v0\")` is the robot",
     "RTD3": "no mark has been measured, and `Robot.of(\"RTD3\", \"Pendulum-v1\")` is the robot",
@@ -197,8 +197,9 @@ def told(seen: list[marks.Mark], name: str) -> str:
     if seen:
         score, unit = median(mark.score for mark in seen), "iterations" if name in solvers.ROWS else "steps"
         return f"{score:.4g} after {seen[0].env_steps:,} {unit}, {len(seen)} seed{'s' * (len(seen) > 1)}"
-    pages = [page for page in ("robots.md", "curiosity.md", "games.md", "search.md", "offline.md", "skills.md", "thinker.md",
-                               "thinker-published.md") if f"`{name}`" in (PAGE.parent / page).read_text(encoding="utf-8")]
+    pages = [page for page in ("robots.md", "curiosity.md", "games.md", "recipes/planning.md", "recipes/offline.md", "skills.md",
+                               "thinker.md", "thinker-published.md")
+             if f"`{name}`" in (PAGE.parent / page).read_text(encoding="utf-8")]
     return f"see [{pages[0]}]({pages[0]})" if pages else ""
 
 
