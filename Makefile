@@ -1,5 +1,6 @@
 # make train:   venv, install of what it needs, the main job on a real environment, where the results are (four minutes on two cores).
 # make test:    venv, install of all, lint, types, the wheel, all tests (ten minutes on two cores; marked `slow`: make test-slow).
+# make wheels:  sdist and wheels for Python 3.11 to 3.14, as far as they are found, in dist/ (three minutes each on two cores).
 # make thinker: Thinker learns a model of small Sokoban and plans with it (some five minutes on two cores).
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +13,7 @@ BESIDE ?= $(if $(filter hierarchy-doorkey,$(EXPERIMENT)),hierarchy=false)
 # Tests at a time: many of them wait, so twice the cores.
 JOBS ?= 4
 
-.PHONY: train thinker test test-slow lint types check wheel-check figures architecture algorithms docs bench clean
+.PHONY: train thinker test test-slow lint types check wheel-check wheels extras notebooks figures architecture algorithms docs bench clean
 
 # What `train` and `thinker` do: train, film an episode, say where everything is.
 train: $(VENV)/.light
@@ -43,6 +44,18 @@ check: lint types
 # The sdist, the wheel made from it, installed in a venv of its own, and the tests from an empty folder: what a user gets.
 wheel-check: $(VENV)/.installed
 	@BIN=$(BIN) JOBS=$(JOBS) bash tests/all.sh wheel
+
+# What is released. All of it twice, whose bytes have to be the same: make wheels ARGS=--twice
+wheels: $(VENV)/.light
+	@$(BIN)/python tests/release.py $(ARGS)
+
+# The wheel in a clean venv with each extra alone, which is then used; some of them: make extras ARGS="plot ray"
+extras: $(VENV)/.light
+	@$(BIN)/python tests/extras.py $(ARGS)
+
+# The notebooks of docs/notebooks/, run from their first cell on; their output is kept in them.
+notebooks: $(VENV)/.installed
+	@$(BIN)/python tests/notebooks.py $(ARGS)
 
 # The picture of the rooms, after an import between rooms has come or gone.
 architecture: $(VENV)/.installed
@@ -83,7 +96,7 @@ $(VENV)/.light: setup.py pyproject.toml constraints.txt $(shell find parl_like a
 
 $(VENV)/.installed: $(VENV)/.light
 	@echo "installing the other extras and the tools of the tests"
-	$(call install,'parl_like[dev$(comma)plot$(comma)tb$(comma)grid$(comma)hdf5$(comma)minari$(comma)atari$(comma)pettingzoo$(comma)games$(comma)ray$(comma)sweep$(comma)wandb$(comma)mlflow$(comma)dashboard]')  # itself it is there: no second build
+	$(call install,'parl_like[dev$(comma)plot$(comma)tb$(comma)grid$(comma)hdf5$(comma)minari$(comma)atari$(comma)pettingzoo$(comma)games$(comma)ray$(comma)sweep$(comma)wandb$(comma)mlflow$(comma)dashboard$(comma)notebooks]')  # itself it is there: no second build
 	$(call install,--no-deps minatar)  # what it draws with is not needed
 	@touch $@
 

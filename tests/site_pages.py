@@ -17,6 +17,7 @@ from typing import Any
 
 import algorithm_page
 import evidence
+import notebooks
 
 import parl_like
 from parl_like.lab.yaml_text import load_yaml_file
@@ -37,8 +38,9 @@ def navigation() -> dict[str, list[str]]:
 
 
 def written() -> list[str]:
-    """Return every page that is written, or made and kept, but the README (the first page) and the decisions."""
-    found = [str(page.relative_to(ROOT).with_suffix("")) for page in sorted((ROOT / "docs").rglob("*.md"))]
+    """Return every page that is written, or made and kept, but the README (the first page) and the decisions; notebooks, too."""
+    files = [*sorted((ROOT / "docs").rglob("*.md")), *notebooks.books()]
+    found = [str(page.relative_to(ROOT).with_suffix("")) for page in files]
     own = ["design", "CHANGELOG", "CONTRIBUTING", "AGENTS", "SECURITY"]
     return [*own, *(page for page in found if not page.startswith("docs/decisions/"))]
 
@@ -166,6 +168,8 @@ def links(text: str, page: Path, stage: Path) -> str:
             return f"[{link['text']}]({target.removesuffix('.md')}/{slugs()[anchor[1:]]}.md)"
         if not target or target.endswith(".md"):
             return link[0]
+        if target.endswith(".ipynb"):
+            return f"[{link['text']}]({target.removesuffix('.ipynb')}.md{anchor})"
         place = (page.parent / target).resolve()
         name = place.relative_to(ROOT)
         if place.is_dir():
@@ -188,8 +192,14 @@ def lay_out(stage: Path) -> None:
 
     contents = [toctree(pages, heading, hidden=True) for heading, pages in navigation().items()]
     lay("index", (ROOT / "README.md").read_text(encoding="utf-8") + "\n" + "\n\n".join(contents) + "\n")
-    for name in {*written()} - MADE:
+    books = {str(book.relative_to(ROOT).with_suffix("")): book for book in notebooks.books()}
+    for name in {*written()} - MADE - books.keys():
         lay(name, (ROOT / f"{name}.md").read_text(encoding="utf-8"))
+    for name, book in books.items():  # whose pictures are in the file, so its links are mended cell by cell
+        beside = (stage / name).parent
+        beside.mkdir(parents=True, exist_ok=True)
+        (stage / f"{name}.md").write_text(notebooks.page(book, lambda text, book=book: links(text, book, stage), beside),
+                                          encoding="utf-8")
     robots = (ROOT / "docs" / "robots.md").read_text(encoding="utf-8")
     below = {"docs/algorithms": (evidence.dots(algorithm_page.front()),
                                  {name: evidence.dots(text) for name, text in algorithm_pages().items()}),

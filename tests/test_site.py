@@ -68,10 +68,10 @@ def test_lights_are_words_with_a_dot_before_them():
 def test_links_of_the_checkout_hold_on_the_site(tmp_path):
     page = site_pages.ROOT / "docs" / "benchmarks.md"
     text = ("[a](algorithms.md#trpo) [b](../robots/) [c](decisions/) [d](evidence.yaml) [e](own/environment.md#masks) [f](https://x.org)\n"
-            "```python\nrows[0](robots/)\n```\n")
+            "[g](notebooks/thinker.ipynb#one)\n```python\nrows[0](robots/)\n```\n")
     assert site_pages.links(text, page, tmp_path) == (
         "[a](algorithms/TRPO.md) b [c](decisions.md) [d](evidence.yaml) [e](own/environment.md#masks) [f](https://x.org)\n"
-        "```python\nrows[0](robots/)\n```\n")
+        "[g](notebooks/thinker.md#one)\n```python\nrows[0](robots/)\n```\n")
     assert (tmp_path / "docs" / "evidence.yaml").is_file()
     assert site_pages.moved_down("[e](own/environment.md#masks)") == "[e](../own/environment.md#masks)"
 

@@ -7,7 +7,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = {".py", ".pyx", ".pxd", ".pyi", ".cpp", ".h", ".sh", ".md", ".yaml", ".toml", ".txt", ".json", ".svg",
-          ".html", ".css", ".js"}
+          ".html", ".css", ".js", ".ipynb"}
 NAMES = {".gitignore", "CITATION.cff", "LICENSE", "MANIFEST.in", "Makefile", "py.typed", "run"}
 # Not text, and here all the same: pictures of the documents, Sokoban's levels, a checkpoint of the first format, policies.
 BINARIES = ("docs/*.png", "docs/*.gif", "envs/sokoban/level_sets/*.txt.gz", "tests/data/frozen_format_*/*.safetensors",

@@ -22,6 +22,12 @@ ParallelEnv: Any = import_module("pettingzoo").ParallelEnv if find_spec("petting
 _KEPT = ("agents", "rewards", "terminations", "truncations", "agent_selection", "_cumulative_rewards", "_skip_agent_selection")
 
 
+def _require(name: str) -> None:
+    """Raises ImportError where PettingZoo is not installed."""
+    if find_spec("pettingzoo") is None:
+        raise ImportError(f"{name} needs PettingZoo; install the extra: pip install 'parl_like[pettingzoo]'")
+
+
 class Seats:
     """The seats of a game's players: their names, spaces and views.
 
@@ -77,12 +83,13 @@ class GameAEC(AECEnv):  # type: ignore[misc]  # PettingZoo may not be there
 
     Raises:
         ValueError: render_mode is neither "ansi" nor None.
+        ImportError: PettingZoo is not installed.
     """
 
     metadata = {"render_modes": ["ansi"], "is_parallelizable": False, "render_fps": 2}
 
     def __init__(self, game: Game, *, render_mode: str | None = None) -> None:
-        import_module("pettingzoo")  # whose absence says what to install
+        _require("GameAEC")
         super().__init__()
         game.traits.require("GameAEC (of a game of simultaneous moves take GameParallel(game), or take TurnBased(game))",
                             dynamics="sequential", styles=("tensor",))
@@ -181,7 +188,7 @@ class GameParallel(ParallelEnv):  # type: ignore[misc]  # PettingZoo may not be 
     metadata = {"render_modes": ["ansi"], "render_fps": 2}
 
     def __init__(self, game: Game, *, render_mode: str | None = None) -> None:
-        import_module("pettingzoo")  # whose absence says what to install
+        _require("GameParallel")
         super().__init__()
         game.traits.require("GameParallel (of a game of turns take GameAEC(game))", dynamics="simultaneous", styles=("tensor",))
         self.seats = Seats(game, "GameParallel", render_mode)

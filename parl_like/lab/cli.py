@@ -73,6 +73,17 @@ class _Parser(argparse.ArgumentParser):
         raise SystemExit(USAGE)
 
 
+class _Version(argparse.Action):
+    """Prints the release, and the versions that a bug report needs; nothing is loaded for it where it is not asked for."""
+
+    def __call__(self, *args: object) -> NoReturn:
+        from parl_like.data.storage.tree_encoding import versions
+
+        others = ", ".join(f"{name} {number}" for name, number in versions("torch", "numpy", "gymnasium").items())
+        print(f"parl-like {parl_like.__version__} ({others})")
+        raise SystemExit(0)
+
+
 def _parser() -> _Parser:
     common = _Parser(add_help=False)
     common.add_argument("--json", action="store_true", help="JSON on standard output, for machines; the rest on standard error")
@@ -80,8 +91,7 @@ def _parser() -> _Parser:
                         help="show the whole traceback of an error, as PARL_LIKE_TRACEBACK=1 does")
     parser = _Parser(prog="parl-like", description="Train robots made of computation tasks that many agents share.",
                      epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--version", action="version", version=f"parl-like {parl_like.__version__}",
-                        help="show the version and exit")
+    parser.add_argument("--version", action=_Version, nargs=0, help="show the version and exit")
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
     for verb in VERBS:
         one = verbs.add_parser(verb.name, parents=[common], help=verb.help, description=verb.help)

@@ -430,7 +430,7 @@ def test_dm_control_goes_through_shimmy_or_says_what_is_missing(monkeypatch):
         physics = None
 
     monkeypatch.setitem(sys.modules, "shimmy", None)
-    with pytest.raises(ImportError, match=r"pip install 'shimmy\[dm-control\]'"):
+    with pytest.raises(ImportError, match=r"pip install 'parl_like\[dm-control\]'"):
         make_env(Control)
     fake = types.ModuleType("shimmy")
     fake.DmControlCompatibilityV0 = lambda env: Corridor(4)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from lab_fakes import MODULE, FakeRobot, signal_here
 
 import parl_like
+from parl_like.lab import doctor
 from parl_like.lab import experiment as experiments
 from parl_like.lab.cli import main
 from parl_like.lab.reports import marks, plots
@@ -252,7 +254,28 @@ def test_doctor(command):
     assert report["cores"] >= 1
     assert report["memory_gb"] >= report["memory_free_gb"] > 0
     assert {"plot", "tb", "grid", "minigrid", "atari", "mujoco", "box2d", "pettingzoo", "ray", "peers"} <= report["extras"].keys()
-    assert command("doctor")[1].splitlines()[0].split()[0] == "parl_like"
+    assert re.fullmatch(r"\d+ modules", report["computing"]["compiled"])
+    assert not [value for value in report["computing"].values() if "not known" in value]
+    assert report["extra_packages"]["plot"].keys() == {"matplotlib"}
+    lines = command("doctor")[1].splitlines()
+    assert lines[0].split()[0] == "parl_like" and all(len(line) < 200 for line in lines)
+    assert {line.split()[0] for line in lines} >= {"python", "torch", "numpy", "gymnasium", "compiled", "torch_threads", "cores"}
+
+
+def test_doctor_says_what_is_broken(command, monkeypatch):
+    monkeypatch.setattr(doctor, "compiled_modules", lambda: (["data._returns"], ["learning._native"]))
+    monkeypatch.setattr(doctor, "numpy_blas", lambda: 1 / 0)
+    code, out, _ = command("doctor")
+    assert code == 1
+    assert re.search(r"^compiled +1 modules; missing: learning\._native$", out, re.MULTILINE)
+    assert re.search(r"^numpy_blas +not known: ZeroDivisionError: division by zero$", out, re.MULTILINE)
+
+
+def test_doctor_says_how_to_get_what_an_extra_lacks():
+    assert doctor._extra("tb", True, {"tensorboard": "2", "protobuf": "6"}) == "tensorboard 2, protobuf 6"
+    assert doctor._extra("tb", True, {"tensorboard": "2", "protobuf": "missing"}) == (
+        "tensorboard 2, but not protobuf; pip install 'parl_like[tb]'")
+    assert doctor._extra("plot", False, {"matplotlib": "missing"}) == "not found (matplotlib); pip install 'parl_like[plot]'"
 
 
 @pytest.mark.checkout

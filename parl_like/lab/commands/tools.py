@@ -46,7 +46,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
     found, lines = doctor.examine()
     show(args, found, lines)
-    return ERROR if "missing" in found["packages"].values() else 0
+    return ERROR if doctor.MISSING in found["packages"].values() or doctor.MISSING in found["computing"]["compiled"] else 0
 
 
 VERBS = (
@@ -58,5 +58,5 @@ VERBS = (
         option("target", "its class: FILE.py:Name or module:Name", metavar="CLASS"),
         words("what an algorithm is built with, e.g. lr=1e-3 model=my_package.mine:MyNet"),
     )),
-    Verb("doctor", "show versions, cores, memory and the extras found", _doctor, ()),
+    Verb("doctor", "show what a bug report needs: versions, compiled modules, cores, threads, memory, extras", _doctor, ()),
 )

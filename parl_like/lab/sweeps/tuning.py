@@ -110,9 +110,8 @@ def tune(sweep: Sweep, space: Mapping[str, Values], trials: int, seeds: Sequence
     The evaluations of a trial's first run while it trains (`eval_every`) are told to Optuna, which ends it early where it is
     below the median of the others.
     """
+    study, kinds = study_of(sweep, space, seeds), distributions(space)  # which says where Optuna is missing
     from optuna.trial import TrialState
-
-    study, kinds = study_of(sweep, space, seeds), distributions(space)
 
     def one() -> None:
         asked = study.ask(kinds)
