@@ -255,7 +255,8 @@ def test_the_base_fields_and_their_defaults():
                         "run_dir": "", "device": "cpu",
                         "checkpoint_every": 0, "checkpoint_buffers": True, "keep_checkpoints": 5,
                         "metrics_every": 1_000, "log_every_s": 10.0,
-                        "eval_episodes": 0, "eval_every": 0, "eval_process": False, "stop_score": None, "eval_score": "", "torch_threads": 1,
+                        "eval_episodes": 0, "eval_every": 0, "eval_process": False, "stop_score": None,
+                        "eval_score": "", "torch_threads": 1,
                         "tensorboard": True, "trace": False}
 
 
