@@ -17,6 +17,7 @@ from parl_like.data.storage.archive import ArchiveError, read_archive, write_arc
 from parl_like.data.storage.safe_files import remove_folder
 from parl_like.lab import config as configs
 from parl_like.lab.config import ExperimentConfig
+from parl_like.lab.experiment import source_of
 from parl_like.lab.runs.checkpoint import Checkpoints
 from parl_like.lab.runs.rundir import RunDir
 from parl_like.values.plain import State
@@ -42,9 +43,9 @@ class EvaluationProcess:
     def __init__(self, run: RunDir, config: ExperimentConfig, episodes: int, seed: int, note: Note,
                  warn: Callable[[str], None]) -> None:
         self._run, self._folder, self._note, self._warn = run, run.path / FOLDER, note, warn
-        source = run.info().source
+        source = source_of(run.info().experiment)  # which this process has imported; what the directory says is not trusted
         texts = {key: value for key, value in configs.flat(configs.to_dict(config)).items() if isinstance(value, str)}
-        # The user has typed the overrides for the training; a run directory alone may not choose what is imported.
+        # Those with a module's name have been typed, or checked, when this process resolved the configuration.
         self._asked = {"run": str(run.path.absolute()), "source": "" if source is None else source.file or source.module,
                        "overrides": {key: value for key, value in texts.items() if ":" in value and key != "run_dir"},
                        "episodes": episodes, "seed": seed}

@@ -5,6 +5,7 @@ import os
 import signal
 import textwrap
 import time
+from pathlib import Path
 
 import pytest
 
@@ -83,9 +84,7 @@ def test_a_run_that_is_stopped_goes_on_with_the_evaluation_that_was_under_way(mo
     assert steps == sorted(steps)
 
 
-@pytest.mark.slow
-def test_an_experiment_of_ones_own_is_found_there_too(tmp_path):
-    (tmp_path / "mine.py").write_text(textwrap.dedent("""
+MINE = """
         import gymnasium as gym
         from parl_like import Experiment, register
 
@@ -103,9 +102,27 @@ def test_an_experiment_of_ones_own_is_found_there_too(tmp_path):
 
         gym.register(id="Line-v0", entry_point=Line)
         register(Experiment(name="mine", robot="single", config=dict(algorithm="QLearning", env="mine:Line-v0", total_steps=600)))
-        """))
+        """
+
+
+@pytest.mark.slow
+def test_an_experiment_of_ones_own_is_found_there_too(tmp_path):
+    (tmp_path / "mine.py").write_text(textwrap.dedent(MINE))
     assert main(["train", "./mine.py", "eval_every=300", "eval_process=true", "eval_episodes=3", "run_dir=run"]) == 0
     assert len(evaluations(RunDir.open("run"))) == 3
+
+
+def test_a_run_directory_does_not_choose_what_the_process_imports(tmp_path):
+    """The run says that another file has registered its experiment; the user has typed which one it is."""
+    for name, more in (("told", ""), ("evil", "\nopen('imported', 'w').close()\n")):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(MINE).replace('"mine', '"told') + more)
+    assert main(["train", "./told.py", "run_dir=run"]) == 0
+    told = Path("run/run.json")
+    text = told.read_text()
+    assert "told.py" in text
+    told.write_text(text.replace(f"{tmp_path}/told.py", f"{tmp_path}/evil.py"))
+    assert main(["resume", "run", "total_steps=900", "eval_every=300", "eval_process=true", "--from", "./told.py"]) == 0
+    assert evaluations(RunDir.open("run")) and not Path("imported").exists()
 
 
 def test_what_goes_with_it(capsys):
