@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from parl_like import ReplayBuffer, probe_algorithm, probe_buffer, probe_env
-from parl_like.algorithms import A2C, DQN
+from parl_like.algorithms import A2C, DQN, SAC, TD3
 from parl_like.lab.cli import main
 
 
@@ -131,6 +131,13 @@ def test_what_keeps_the_laws_is_said_to():
 def test_an_algorithm_that_keeps_all_laws_is_said_to():
     found = probe_algorithm(A2C)
     assert found.broken == [] and str(found).splitlines()[-1] == "9 laws hold, 0 broken, 0 do not apply"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("algorithm", [SAC, TD3])
+def test_continuous_actions_keep_the_laws_of_values(algorithm):
+    laws = ("learns which action pays", "discounts", "stops at termination", "bootstraps through truncation")
+    assert str(probe_algorithm(algorithm, laws=laws, hidden=[32, 32])).endswith("4 laws hold, 0 broken, 0 do not apply")
 
 
 def test_buffers_and_environments_that_break_laws():
