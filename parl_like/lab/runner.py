@@ -67,9 +67,9 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
         run = RunDir.create(experiment.name, configs.to_dict(config), command, _differs(experiment, config, robot),
                                experiments.source_of(experiment.name))
         stored.remember(run)
-        if sources:
-            snapshot.keep(run)
-        with RunLock(run.path):
+        with RunLock(run.path), contextlib.ExitStack() as ends:
+            if sources:
+                ends.callback(snapshot.keep(run))
             return Session(experiment, config, run, stream, debug=debug, report=report, timeline=timeline).go(robot, None)
 
 
@@ -131,9 +131,10 @@ def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *
             run.restarted(command, _differs(experiment, config, robot), experiments.source_of(experiment.name))
             run.save_config(configs.to_dict(config))
             stored.remember(run)
-            if sources:
-                snapshot.keep(run)
-            return session.go(robot, loaded)
+            with contextlib.ExitStack() as ends:
+                if sources:
+                    ends.callback(snapshot.keep(run))
+                return session.go(robot, loaded)
 
 
 def _without_buffers(loaded: Loaded, which: str) -> str:

@@ -24,7 +24,7 @@ import sys
 import tarfile
 import threading
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,8 +46,9 @@ _LOG = logging.getLogger(__name__)
 _NAME = re.compile(r"(?:[^\W\d]\w*/)*[^\W\d]\w*\.py")
 
 
-def keep(run: RunDir) -> None:
-    """Keep in a run directory the sources that this process has imported, and remember that the user runs them."""
+def keep(run: RunDir) -> Callable[[], None]:
+    """Keep in a run directory the sources that this process has imported, and remember that the user runs them. Return a function
+    that waits until they are written: the end of a run is when all of it is there."""
     files = imported()
     if sum(map(len, files.values())) > MOST_BYTES:
         _LOG.warning(f"your own packages have over {MOST_BYTES} bytes of sources; {run.path} keeps only those of parl_like")
@@ -58,7 +59,7 @@ def keep(run: RunDir) -> None:
     name, cached = f"{FOLDER}/{digest[:16]}.tar.gz", _cache() / f"{digest}.tar.gz"
     with suppress(OSError):
         run.outbox.replace(name, read_named(cached, limit=MOST_BYTES))
-        return
+        return lambda: None
 
     def pack() -> None:  # beside the beginning of training, for it takes a tenth of a second
         data = packed(files)
@@ -70,7 +71,9 @@ def keep(run: RunDir) -> None:
             for old in sorted((_cache() / one for one in names_in(_cache(), limit=1_000)), key=os.path.getmtime)[:-KEPT]:
                 old.unlink()
 
-    threading.Thread(target=pack, name="snapshot").start()
+    packing = threading.Thread(target=pack, name="snapshot")
+    packing.start()
+    return packing.join
 
 
 def imported() -> dict[str, bytes]:

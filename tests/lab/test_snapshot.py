@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import tarfile
+import time
 from gzip import compress
 
 import pytest
@@ -46,6 +47,15 @@ def command(*words, code=0, state="state"):
                           env={**os.environ, "XDG_STATE_HOME": os.path.abspath(state)}, check=False)
     assert done.returncode == code, done.stderr + done.stdout
     return done.stdout if not code else done.stderr
+
+
+@pytest.mark.usefixtures("fake_experiment")
+def test_the_sources_are_there_when_the_run_has_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(snapshot, "_cache", lambda: tmp_path / "cache")
+    packed = snapshot.packed
+    monkeypatch.setattr(snapshot, "packed", lambda files: (time.sleep(1.0), packed(files))[1])
+    assert main(["train", "fake", "total_steps=10", "run_dir=run"]) == 0
+    assert len(list(RunDir.open("run").path.glob("sources/*.tar.gz"))) == 1
 
 
 @pytest.mark.slow  # seven processes
