@@ -5,6 +5,8 @@ import math
 import os
 import shutil
 import signal
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -138,6 +140,28 @@ def test_ctrl_c_ends_runs_and_begins_no_more(started, monkeypatch):
     assert [trial.state for trial in trials] == ["waiting"] * 3 and made.failed == []
 
 
+def test_ctrl_c_while_the_first_run_is_started_ends_it(started, monkeypatch):
+    class Struck(ThreadPoolExecutor):
+        def submit(self, *words, **options):
+            super().submit(*words, **options)
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "ThreadPoolExecutor", Struck)
+    told = []
+
+    def start(words, stop):
+        late = time.monotonic() + 10
+        while not stop() and time.monotonic() < late:
+            time.sleep(0.01)
+        told.append(stop())
+        return 3
+
+    made = sweep.Sweep("fake", {"total_steps": 200}, Path("sweeps"), start=start)
+    with pytest.raises(KeyboardInterrupt):
+        made.run_all([lambda: made.run(made.trial({}, 0))])
+    assert told == [True]
+
+
 def test_sigterm_ends_runs_as_ctrl_c_does(fake_experiment, monkeypatch, capsys):
     def start(words, stop):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -205,7 +229,7 @@ def test_other_code_of_the_users_or_other_recorded_rows_make_other_runs(started,
 
 def until(stop):
     while not stop():
-        pass
+        time.sleep(0.01)
     return True
 
 

@@ -182,8 +182,8 @@ class Sweep:
     def run_all(self, work: Sequence[Callable[[], object]], look: Callable[[], object] = lambda: None) -> None:
         """Do pieces of work, `jobs` at a time; `look` is called every second. Ctrl-C and errors end all runs, which save."""
         with ThreadPoolExecutor(self.jobs, "sweep") as pool:
-            left: Iterable[Future[object]] = {pool.submit(one) for one in work}
             try:
+                left: Iterable[Future[object]] = {pool.submit(one) for one in work}
                 while left:
                     done, left = wait(left, LOOK_S, "FIRST_COMPLETED")
                     for one in done:
