@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import signal
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -144,12 +145,14 @@ def test_ctrl_c_while_the_first_run_is_started_ends_it(started, monkeypatch):
     class Struck(ThreadPoolExecutor):
         def submit(self, *words, **options):
             super().submit(*words, **options)
+            assert runs.wait(60)
             raise KeyboardInterrupt
 
     monkeypatch.setattr(sweep, "ThreadPoolExecutor", Struck)
-    told = []
+    told, runs = [], threading.Event()
 
     def start(words, stop):
+        runs.set()
         late = time.monotonic() + 10
         while not stop() and time.monotonic() < late:
             time.sleep(0.01)
