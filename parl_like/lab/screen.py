@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TextIO
 
+from parl_like.lab.text import fitted, printer, unescaped
 from parl_like.lab.text import lines as of_lines
-from parl_like.lab.text import printer, unescaped
 
 HIDE, SHOW, CLEAR_BELOW, CLEAR_LINE, CLEAR_ALL = "\x1b[?25l", "\x1b[?25h", "\x1b[J", "\x1b[K", "\x1b[2J\x1b[H"
 
@@ -52,7 +52,7 @@ class Screen:
         return size_of(self.stream)
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Shows these lines, of which none may be wider than the terminal, in place of the ones before."""
+        """Shows these lines in place of the ones before, as far as the terminal has room for them."""
         with self._turn() as free:
             if free:
                 self._draw(lines)
@@ -76,7 +76,7 @@ class Screen:
 
     def _draw(self, lines: Sequence[str]) -> None:
         columns, rows = size = self.size()
-        lines = [line[: columns - 1] for line in lines[: rows - 1]]
+        lines = [fitted(line, columns - 1) for line in lines[: rows - 1]]
         if size != self._size:
             self._size, self._shown = size, []
             self._write(CLEAR_ALL)

@@ -43,6 +43,15 @@ def cut(text: str) -> str:
     return "\n".join(shortened(line, LONGEST - 100) for line in text.split("\n")) if len(text) > LONGEST else text
 
 
+def fitted(line: str, columns: int) -> str:
+    """One line as `escaped` that takes at most so many columns of a terminal, where some characters take two; `…` stands for the
+    end that it has lost."""
+    from rich.cells import cell_len, set_cell_size
+
+    line = escaped(line)
+    return line if cell_len(line) <= columns else f"{set_cell_size(line, columns - 1)}…"
+
+
 def for_markdown(text: str) -> str:
     """One line that Markdown shows as it is: no markup, HTML or link begins in it."""
     return _MARKUP.sub(r"\\\g<0>", html.escape(escaped(text), quote=False))

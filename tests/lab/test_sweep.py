@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from terminals import Terminal
 
 from parl_like.lab import cli
 from parl_like.lab.runs.outbox import RunError
@@ -241,10 +243,23 @@ def test_the_table_fits_its_terminal(started):
     for n in range(1, 60):
         made.trial({"n_agents": n, "eval_score": "x" * 100}, 0)
     made.trials[7].state, made.trials[3].state = "running", "failed"
-    lines = sweep.table(made.trials, 80, 24, 0.0)
-    assert len(lines) <= 23 and max(map(len, lines)) < 80
+    lines = sweep.table(made.trials, 24, 0.0)
+    assert len(lines) <= 23 and len(sweep.table(made.trials, 3, 0.0)) == 2
     assert lines[0].startswith("59 runs: 1 running, 1 failed, 57 waiting; ")
     assert lines[2].startswith("running") and "n_agents=8 " in lines[2] and lines[3].startswith("failed")
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_on_a_terminal_the_table_is_drawn_over_and_each_row_is_one_line(started, monkeypatch, fails):
+    monkeypatch.setattr(sweep, "LOOK_S", 0.02)
+    words = [f"env={'a' * 90},{'字' * 40}", "seed=0..1", "total_steps=200", *["n_agents=13"] * fails]
+    with Terminal(80, 24) as shown, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdout", shown.stream)
+        assert cli.main(["sweep", "fake", *words, "--out", "sweeps"]) == fails
+    assert not [line for line in shown.broken if line.startswith(tuple(f"{state:8}  " for state in sweep.STATES))]
+    assert sum(line.startswith("4 runs: ") for line in shown.lines) == 1, "it is drawn over the one before"
+    assert f"4 runs: 4 {'failed' if fails else 'finished'};" in "\n".join(shown.lines)
+    assert sum(line.startswith("failed    ") for line in shown.lines) == 4 * fails
 
 
 def test_a_process_that_fails_says_why():

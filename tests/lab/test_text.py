@@ -44,6 +44,12 @@ def train(run_dir, **overrides):
     return RunDir(Path(run_dir))
 
 
+def test_a_line_of_a_table_fits_its_terminal():
+    assert text.fitted("abcd", 4) == "abcd" and text.fitted("abcde", 4) == "abc…"
+    assert text.fitted("字字", 4) == "字字" and text.fitted("字字字", 4) == "字 …", "these take two columns"
+    assert not odd(text.fitted(ODD, 40), "")
+
+
 def test_a_line_for_people_has_a_length(capsys):
     """Whoever prints it: an error, a warning of a library, the progress of a run."""
     with text.printing():

@@ -141,7 +141,7 @@ def _marks(args: argparse.Namespace) -> None:
 def _sweep(args: argparse.Namespace) -> int:
     from time import monotonic
 
-    from parl_like.lab import screen, signals, yaml_text
+    from parl_like.lab import progress, screen, signals, yaml_text
     from parl_like.lab.sweeps import spaces, sweep
 
     if args.random and args.optuna:
@@ -156,11 +156,14 @@ def _sweep(args: argparse.Namespace) -> int:
     drawing = screen.Screen(args.stream) if screen.can_draw(args.stream) else None
 
     def say(line: str) -> None:
-        print(line, file=args.stream if drawing is None else sys.stdout, flush=True)
+        if drawing is None:
+            print(line, file=args.stream, flush=True)
+        else:
+            drawing.above(progress.wrapped(line, drawing.size()[0] - 1))
 
     def look() -> None:
         if drawing is not None:
-            drawing.draw(sweep.table(made.trials, *drawing.size(), since))
+            drawing.draw(sweep.table(made.trials, drawing.size()[1], since))
 
     def changed(trial: sweep.Trial) -> None:
         if trial.state != "running":

@@ -274,15 +274,14 @@ def _on_ray(words: list[str], folder: str, path: list[str]) -> int:
     return in_a_process(words, bool)
 
 
-def table(trials: Sequence[Trial], columns: int, rows: int, since: float) -> list[str]:
-    """Return at most so many lines of at most so many columns: how many runs are in which state, and the runs; those that are
-    under way first, those that wait last."""
+def table(trials: Sequence[Trial], rows: int, since: float) -> list[str]:
+    """Return at most so many lines: how many runs are in which state, and the runs; those that are under way first, those that
+    wait last."""
     known = [trial for state in STATES for trial in trials if trial.state == state]
     counts = {state: sum(trial.state == state for trial in trials) for state in STATES}
     head = ", ".join(f"{n} {state}" for state, n in counts.items() if n)
     lines = [f"{len(trials)} runs: {head}; {monotonic() - since:.0f} s", f"{'state':8}  {'steps':>11}  {'return':>9}  settings"]
-    lines += [f"{trial.state:8}  {_progress(trial)}  {trial.title}" for trial in known[: rows - 4]]
-    return [line if len(line) < columns else line[: columns - 2] + "…" for line in lines]
+    return lines + [f"{trial.state:8}  {_progress(trial)}  {trial.title}" for trial in known[: max(0, rows - 4)]]
 
 
 def line(trial: Trial) -> str:
