@@ -152,8 +152,12 @@ class Served:
         lines = [f"{method} {path} HTTP/1.1", f"Host: {host or f'localhost:{self.port}'}", "Connection: close"]
         lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
         lines += [f"Cookie: {self.cookie}"] * known
+        return self.say("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+
+    def say(self, said):
+        """Status, headers (lower case) and body of the answer to these bytes."""
         with self.connect() as one:
-            one.sendall("\r\n".join([*lines, "", ""]).encode("latin-1") + body)
+            one.sendall(said)
             text = b"".join(iter(lambda: one.recv(1 << 16), b""))
         head, _, content = text.partition(b"\r\n\r\n")
         found = {}

@@ -19,6 +19,7 @@ from dashboards import Served, make_run
 from parl_like.lab import cli
 from parl_like.lab.dashboard import guard, server
 from parl_like.lab.dashboard import page as pages
+from parl_like.lab.dashboard.board import Board
 from parl_like.lab.yaml_text import UsageError
 
 FOLDER = Path(guard.__file__).parent
@@ -233,16 +234,37 @@ def test_odd_questions_are_answered_as_plain_ones(site, query):
 # ---- what is answered
 
 
-@pytest.mark.parametrize(
-    ("path", "known"), [("/", True), ("/api/runs", True), ("/nowhere", True), ("/dashboard.css", True), ("/", False)]
-)
-def test_every_answer_has_the_headers(site, path, known):
-    _, headers, _ = site.ask(path, known=known)
+def has_the_headers(headers):
     policy = headers["content-security-policy"]
     assert "default-src 'self'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
     assert "script-src" not in policy  # scripts are what default-src says: files of ours
     assert headers["x-frame-options"] == "DENY" and headers["x-content-type-options"] == "nosniff"
     assert headers["referrer-policy"] == "no-referrer" and headers["cache-control"] == "no-store" and "server" not in headers
+
+
+@pytest.mark.parametrize(
+    ("path", "known"), [("/", True), ("/api/runs", True), ("/nowhere", True), ("/dashboard.css", True), ("/", False)]
+)
+def test_every_answer_has_the_headers(site, path, known):
+    has_the_headers(site.ask(path, known=known)[1])
+
+
+@pytest.mark.parametrize("said", ["nonsense\r\n\r\n", "GET /\r\n\r\n", "GET / HTTP/1.1\r\n\r\n", "GET / HTTP/1.1\r\nHost\r\n\r\n",
+                                  "GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", "GET / HTTP/7\r\n\r\n",
+                                  "GET /\0 HTTP/1.1\r\nHost: a\r\n\r\n", f"GET /{'x' * 40_000}"])
+def test_so_has_the_answer_to_what_is_no_request(site, said):
+    status, headers, _ = site.say(said.encode())
+    assert status == 400
+    has_the_headers(headers)
+
+
+def test_so_has_the_answer_to_what_breaks(tmp_path, monkeypatch):
+    make_run(tmp_path, "one")
+    with Served(tmp_path) as site:
+        monkeypatch.setattr(Board, "runs", lambda *_: 1 / 0)
+        status, headers, body = site.ask("/api/runs")
+        assert status == 500 and b"Traceback" not in body and b"division" not in body
+        has_the_headers(headers)
 
 
 def test_the_page_has_no_inline_script_or_style():
@@ -322,7 +344,9 @@ def test_more_connections_than_there_may_be_get_an_answer(tmp_path, monkeypatch)
             until = time.monotonic() + 10
             while site.ask("/api/runs")[0] != 503 and time.monotonic() < until:
                 pass
-            assert site.ask("/api/runs")[0] == 503
+            status, headers, _ = site.ask("/api/runs")
+            assert status == 503
+            has_the_headers(headers)
         finally:
             for one in held:
                 one.close()

@@ -10,6 +10,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from typing import Any
 from urllib.parse import parse_qs
 
+import h11
+from uvicorn.config import Config
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 Scope = MutableMapping[str, Any]
@@ -28,7 +30,7 @@ HEADERS = [
     (b"referrer-policy", b"no-referrer"), (b"cross-origin-opener-policy", b"same-origin"),
     (b"cross-origin-resource-policy", b"same-origin"), (b"cache-control", b"no-store"),
 ]
-"""Headers of every answer, refusals included."""
+"""Headers of every answer, also of those that the server itself gives: to what is no request, and to one too many."""
 
 
 class Guard:
@@ -63,9 +65,7 @@ class Guard:
 
         async def guarded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
-                ours = {name for name, _ in HEADERS}
-                kept = [one for one in message.get("headers", []) if one[0].lower() not in ours]
-                message["headers"] = [*kept, *HEADERS, *((b"set-cookie", cookie) for cookie in cookies)]
+                message["headers"] = [*message.get("headers", []), *((b"set-cookie", cookie) for cookie in cookies)]
             await asyncio.wait_for(send(message), SLOW_S)
 
         refused = self._refused(scope, cookies)
@@ -131,11 +131,28 @@ async def _say(send: Send, status: int, text: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
+class _WithHeaders(h11.Connection):
+    """The written form of a connection: each answer has `HEADERS`, whoever gives it."""
+
+    def send_with_data_passthrough(self, event: h11.Event) -> list[bytes] | None:
+        if isinstance(event, h11.Response):
+            ours = {name for name, _ in HEADERS}
+            kept = [one for one in event.headers if one[0] not in ours]
+            event = h11.Response(status_code=event.status_code, headers=[*kept, *HEADERS], reason=event.reason)
+        return super().send_with_data_passthrough(event)
+
+
 class Connection(H11Protocol):
-    """A connection that is ended when its other end takes what it was sent too slowly, or sends no whole request in time."""
+    """A connection whose answers have `HEADERS`. It is ended when its other end takes what it was sent too slowly, or sends no
+    whole request in time."""
 
     _slow: asyncio.TimerHandle | None = None
     _silent: asyncio.TimerHandle | None = None
+
+    def __init__(self, config: Config, *rest: Any, **more: Any) -> None:
+        super().__init__(config, *rest, **more)
+        assert config.h11_max_incomplete_event_size is not None
+        self.conn = _WithHeaders(h11.SERVER, config.h11_max_incomplete_event_size)
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
