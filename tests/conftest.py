@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 import traceback
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -63,6 +64,29 @@ def pytest_xdist_make_scheduler(config, log):
             super()._assign_work_unit(node)
 
     return ByFile(config, log)
+
+
+class Slow:
+    """Marks the tests of slow.txt, before those that are not asked for are left out."""
+
+    @staticmethod
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(config, items):
+        lines = Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines()
+        listed, met, files = {line for line in lines if not line.startswith("#")}, set(), set()
+        for item in items:
+            case = f"{item.path.relative_to(Path(__file__).parent)}::{item.nodeid.split('::', 1)[1].removesuffix('@ray')}"
+            files.add(case.split("::")[0])
+            if named := listed & {case, case.split("[")[0]}:
+                item.add_marker("slow")
+                met |= named
+        stale = {line for line in listed - met if line.split("::")[0] in files}
+        if stale and not any("::" in arg for arg in config.args):
+            raise pytest.UsageError(f"tests/slow.txt names no test: {', '.join(sorted(stale))}; write its line anew")
+
+
+def pytest_configure(config):
+    config.pluginmanager.register(Slow)
 
 
 @pytest.hookimpl(trylast=True)

@@ -19,17 +19,18 @@ MARKS, PAGE = ROOT / "docs" / "marks.json", ROOT / "docs" / "results" / "leaderb
 HEAD = """# Leaderboard
 
 `make algorithms` makes this page of `docs/marks.json`: the shipped experiments whose mark most seeds reach, the quickest
-first. *Seconds* are those of the whole training, by the clock, the median of all seeds and the least. *In all* says how many
-seeds reach the mark; none is chosen.
+first. *Seconds* are those of the whole training, by the clock, the median of all seeds and the least. *To the mark* are the
+seconds after which the mean return of episodes while training was first as high as the mark, the median of the seeds that had
+been there; with exploration, so a good policy may be later. *In all* says how many seeds reach the mark; none is chosen.
 
-- A mark keeps no time at which it was reached for the first time. So these are the seconds of the whole budget, which is
-  fixed before, and no seconds to the mark. [Benchmarks](../benchmarks.md#training) have those, beside other libraries.
-- A mark keeps the versions that it was made with. It keeps neither the machine nor the other work there. Read the seconds as
-  an order of magnitude.
+- `–`: the mark is no mean return, or it was made when curves were not kept.
+- A mark keeps the machine that it was made on, and not the other work there. Read the seconds as an order of magnitude.
+  [Benchmarks](../benchmarks.md#training) have processor seconds to the mark beside other libraries.
 - Experiments on one environment have marks and budgets of their own: the quickest is not always the best.
   [Marks](../marks.md) has the scores of all seeds, those that miss included.
 - A commit with a `*` had changes; `–`: it is not known."""
-COLUMNS = ("experiment", "mark", "score", "in all", "steps", "seconds", "least", "commit", "Python, torch")
+COLUMNS = ("experiment", "mark", "score", "in all", "steps", "seconds", "least", "to the mark", "commit", "Python, torch",
+           "machine")
 ELSEWHERE = "Environments with one experiment"
 
 
@@ -45,14 +46,21 @@ def environment(experiment: str) -> str:
 def reached(marks: Sequence[Mark]) -> dict[str, list[list[Mark]]]:
     """Return environment → the marks of each experiment that reaches what it expects with most seeds, quickest first."""
     by: dict[str, list[Mark]] = defaultdict(list)
+    known = {*experiments.names()}
     for mark in marks:
-        if not mark.differs and mark.experiment in experiments.names():
+        if not mark.differs and mark.experiment in known:
             by[mark.experiment].append(mark)
     found: dict[str, list[list[Mark]]] = defaultdict(list)
     for name, same in sorted(by.items()):
         if 2 * sum(mark.solved is True for mark in same) > len(same):
             found[environment(name)].append(same)
     return {env: sorted(there, key=lambda same: median(mark.seconds for mark in same)) for env, there in sorted(found.items())}
+
+
+def to_the_mark(mark: Mark) -> float | None:
+    """Return the seconds after which its curve is first at the mean return that is expected; None where it never is."""
+    least = mark.expect.get("mean_return", (None, None))[0]
+    return next((seconds for _, seconds, value in mark.curve if seconds and least is not None and value >= least), None)
 
 
 def row(same: Sequence[Mark]) -> str:
@@ -62,8 +70,11 @@ def row(same: Sequence[Mark]) -> str:
     versions = sorted({f"{mark.versions.get('python', '?')}, {mark.versions.get('torch', '?')}" for mark in same})
     solved = sum(mark.solved is True for mark in same)
     score = median(mark.score for mark in same)
+    there = [after for mark in same if (after := to_the_mark(mark)) is not None]
+    machines = sorted({mark.machine for mark in same} - {""})
     cells = (f"`{one.experiment}`", reports._expected(one), f"{score:.4g}", f"{solved} of {len(same)}", f"{one.env_steps:,}",
-             f"{median(seconds):,.1f}", f"{min(seconds):,.1f}", " ".join(commits) or "–", "; ".join(versions))
+             f"{median(seconds):,.1f}", f"{min(seconds):,.1f}", f"{median(there):,.1f}" if there else "–",
+             " ".join(commits) or "–", "; ".join(versions), "; ".join(machines) or "–")
     return f"| {' | '.join(cells)} |"
 
 

@@ -16,10 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import algorithm_page
+import curves
 import evidence
 import notebooks
 
 import parl_like
+from parl_like.lab.reports.marks import Mark
 from parl_like.lab.yaml_text import load_yaml_file
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -83,10 +85,23 @@ def algorithm_pages() -> dict[str, str]:
                      *map(flowing, algorithm_page.about(one, trained))]
             if commands := algorithm_page.commands(one):
                 parts.append("```bash\n" + "\n".join(commands) + "\n```")
+            parts += [f"![Curves of `{named}`: {len(seen)} seeds](curves/{named}.svg)" for named, seen in curves_of(one).items()]
             if differs := algorithm_page.differences(one):
                 parts.append("## What the paper has otherwise\n\n```text\n" + "\n".join(differs) + "\n```")
             pages[name] = moved_down("\n\n".join(filter(None, parts)) + "\n")
     return pages
+
+
+@functools.cache
+def with_curves() -> dict[str, list[Mark]]:
+    """Return experiment → its marks, where there are curves to draw."""
+    return {name: seen for name, seen in algorithm_page.scores().items() if any(len(mark.curve) > 1 for mark in seen)}
+
+
+def curves_of(one: Any) -> dict[str, list[Mark]]:
+    """Return those of `with_curves` that train an algorithm."""
+    by, drawn = algorithm_page.experiments_of(), with_curves()
+    return {name: drawn[name] for key in algorithm_page.keys(one.__name__) for name in by[key] if name in drawn}
 
 
 PICTURES = {"hierarchy": "hierarchy-doorkey.png", "thinker": "thinker-mini.png", "single": "multiroom.png"}
@@ -213,6 +228,12 @@ def lay_out(stage: Path) -> None:
         lay(name, f"{head}\n\n{toctree([f'{Path(name).name}/{page}' for page in pages])}\n")
         for page, text in pages.items():
             lay(f"{name}/{page}", text)
+
+
+    for name, seen in with_curves().items():
+        picture = stage / "docs" / "algorithms" / "curves" / f"{name}.svg"
+        picture.parent.mkdir(exist_ok=True)
+        picture.write_text(curves.svg(f"{name}, {len(seen)} seeds", seen), encoding="utf-8")
 
 
 def build(folder: Path) -> int:

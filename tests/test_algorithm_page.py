@@ -4,6 +4,7 @@ import importlib
 import re
 
 import algorithm_page
+import curves
 import leaderboard
 import metrics_page
 import pytest
@@ -89,6 +90,31 @@ def test_the_quickest_stands_first_and_what_misses_its_mark_not_at_all():
     assert len(pole) > 10 and pole == sorted(pole)
     listed = {same[0].experiment for there in found.values() for same in there}
     assert "ppo-cartpole" in listed and not {"qlambda-cliffwalking", "plas-pendulum", "cfr-kuhn"} & listed
+
+
+def test_seconds_to_the_mark_are_those_of_the_first_point_there():
+    class Mark:
+        expect = {"mean_return": (100.0, None)}
+        curve = [(10, 1.0, 20.0), (20, 2.5, 100.0), (30, 4.0, 90.0)]
+
+    assert leaderboard.to_the_mark(Mark) == 2.5
+    Mark.expect = {"mean_return": (101.0, None)}
+    assert leaderboard.to_the_mark(Mark) is None
+    Mark.expect = {"score": (1.0, None)}
+    assert leaderboard.to_the_mark(Mark) is None
+
+
+def test_a_curve_is_drawn_in_its_frame_with_a_line_for_each_seed():
+    class Mark:
+        expect = {"mean_return": (475.0, None)}
+        curve = [(0, 0.5, 20.0), (1000, 2.5, 500.0)]
+
+    drawn = curves.svg("a < b", [Mark, Mark])
+    assert drawn.count("<polyline") == 2 and "a &lt; b" in drawn and "stroke-dasharray" in drawn
+    assert f'points="{curves.LEFT:.1f},{curves.HEIGHT - curves.BELOW:.1f} {curves.WIDTH - 10:.1f},10.0"' in drawn
+    Mark.curve = []
+    with pytest.raises(ValueError, match="no curve"):
+        curves.svg("empty", [Mark])
 
 
 def test_what_papers_have_otherwise_is_said_with_the_argument_that_it_is_about():

@@ -114,6 +114,12 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
+def processor_and_cores() -> str:
+    """Return this machine in words: its processor and how many cores it has."""
+    cores = sizes.machine_cores()
+    return f"{processor()}, {cores} core{'s' * (cores != 1)}"
+
+
 def compiled_modules() -> tuple[list[str], list[str]]:
     """Return the compiled modules that are there for this Python, and those that are missing; each has a stub beside it."""
     root = Path(parl_like.__file__).parent

@@ -49,6 +49,18 @@ def test_each_seed_is_trained_once_and_its_last_evaluation_is_the_score(measure)
     assert again[:3] == found and len(lines) == 1 and lines[0].endswith("seed=3")
 
 
+def test_a_mark_keeps_the_curve_and_the_machine(measure, monkeypatch):
+    monkeypatch.setattr(marks, "CURVE", 3)
+    (found,), _ = measure(seeds=1)
+    metrics = [row.split(",") for row in next(Path("marks").glob("*/metrics.csv")).read_text().splitlines()]
+    columns = [metrics[0].index(name) for name in ("step", "elapsed_s", "return/mean")]
+    rows = [tuple(float(row[at]) for at in columns) for row in metrics[1:] if row[columns[2]]]
+    assert len(rows) >= 2 and 2 <= len(found.curve) <= 3
+    for one, whole in zip((found.curve[0], found.curve[-1]), (rows[0], rows[-1]), strict=True):
+        assert one == pytest.approx(whole, rel=1e-4, abs=0.005)
+    assert " core" in found.machine
+
+
 def test_the_score_is_that_of_the_evaluation(measure, monkeypatch):
     """As of an experiment that counts successes (`eval_score`), whose mean return says little."""
     evaluate = FakeRobot.evaluate

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
@@ -19,8 +20,9 @@ import msgspec
 
 from parl_like.data.storage.safe_files import read_named, replace_file
 from parl_like.lab import config as configs
+from parl_like.lab import doctor, recording, user_experiments
 from parl_like.lab import experiment as experiments
-from parl_like.lab import recording, user_experiments
+from parl_like.lab.runs.metrics import Table, evaluations, number
 from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import Git, RunDir
 from parl_like.lab.runs.trained import Train, train_to_the_end
@@ -28,13 +30,16 @@ from parl_like.lab.text import for_markdown
 from parl_like.lab.yaml_text import Tree, UsageError
 
 MAX_BYTES = 100_000_000  # of a file of marks
+CURVE = 24  # points of a curve
 _NOT_THE_RESULT = ("seed", "run_dir", "keep_checkpoints", "log_every_s", "tensorboard", "trace")
 
 
 class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The outcome of one run. `configuration` and `code` are hashes: of all values that can change a score but the seed, and of
     the package's sources; `score` is the evaluation's, by the experiment's `eval_score`; `expect` is result → [least, most] as
-    the experiment had it; `seconds` are those of training."""
+    the experiment had it; `seconds` are those of training. `curve`: up to CURVE rows of environment steps, seconds and mean
+    return while training, and for learners from data the evaluations instead, whose seconds are not known (0). `machine`: its
+    processor and cores; empty, as is `curve`, in marks of before 2026-11-27."""
 
     experiment: experiments.Name
     seed: int
@@ -49,6 +54,8 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     code: str
     versions: dict[str, str]
     git: Git | None
+    machine: str = ""
+    curve: list[tuple[int, float, float]] = []
 
     @property
     def key(self) -> tuple[str, int]:
@@ -201,10 +208,22 @@ def _mark(folder: Path, key: tuple[str, int], code: str) -> Mark:
             "experiment": info.experiment, "seed": key[1], "differs": differs, "env_steps": result["env_steps"],
             "score": result["evaluation"]["score"], "evaluation": result["evaluation"], "expect": result["expect"],
             "solved": result["solved"], "seconds": round(result["seconds"], 1), "configuration": key[0], "code": code,
-            "versions": info.versions, "git": info.git and msgspec.structs.asdict(info.git)}, Mark)
+            "versions": info.versions, "git": info.git and msgspec.structs.asdict(info.git),
+            "machine": doctor.processor_and_cores(), "curve": _curve(run)}, Mark)
     except (LookupError, TypeError, msgspec.ValidationError) as error:
         raise RunError(f"{folder}: its result.json is not that of a finished run ({type(error).__name__}: {error}); remove the "
                        "directory, and it is trained anew") from None
+
+
+def _curve(run: RunDir) -> list[tuple[int, float, float]]:
+    """The mean return while training, or else the evaluations, thinned out to CURVE rows of equal distance."""
+    table, names = Table(run), ("step", "elapsed_s", "return/mean")
+    rows = (tuple(map(number, cells)) for cells in (table.cells(names) if {*names} <= {*table.header} else ()))
+    points = [(int(step), round(seconds, 2), float(f"{value:.5g}")) for step, seconds, value in rows
+              if all(map(math.isfinite, (step, seconds, value)))]
+    points = points or [(step, 0.0, float(f"{score:.5g}")) for step, score in evaluations(run) if math.isfinite(score)]
+    last = len(points) - 1
+    return [points[at * last // (CURVE - 1)] for at in range(CURVE)] if last >= CURVE else points
 
 
 def _order(mark: Mark) -> tuple[str, str, int]:
