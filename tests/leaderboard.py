@@ -20,8 +20,8 @@ HEAD = """# Leaderboard
 
 `make algorithms` makes this page of `docs/marks.json`: the shipped experiments whose mark most seeds reach, the quickest
 first. *Seconds* are those of the whole training, by the clock, the median of all seeds and the least. *To the mark* are the
-seconds after which the mean return of episodes while training was first as high as the mark, the median of the seeds that had
-been there; with exploration, so a good policy may be later. *In all* says how many seeds reach the mark; none is chosen.
+seconds after which the mean return while training, with exploration, is as high as the mark for the first time. It is the median
+of the seeds that come so far. *In all* says how many seeds reach the mark; none is chosen.
 
 - `–`: the mark is no mean return, or it was made when curves were not kept.
 - A mark keeps the machine that it was made on, and not the other work there. Read the seconds as an order of magnitude.
