@@ -10,6 +10,8 @@ EXPERIMENT ?= hierarchy-doorkey
 ARGS ?=
 # A setting with which the experiment is trained a second time, for the picture: without its goal task.
 BESIDE ?= $(if $(filter hierarchy-doorkey,$(EXPERIMENT)),hierarchy=false)
+# uv installs without compiling: what is imported is compiled once, and not at each start, whatever the user has set.
+export PYTHONDONTWRITEBYTECODE :=
 # Tests at a time: many of them wait, so twice the cores.
 JOBS ?= 4
 

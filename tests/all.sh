@@ -19,7 +19,7 @@ if [ "${1:-}" = wheel ]; then shift; else
     checks=$!
 fi
 # pytest writes tests down again with what their assertions say: once here, for all processes that read them.
-PYTHONDONTWRITEBYTECODE= "$bin/python" -m pytest -q -p no:cacheprovider --collect-only >"$work/collected" 2>&1 &
+"$bin/python" -m pytest -q -p no:cacheprovider --collect-only >"$work/collected" 2>&1 &
 collecting=$!
 
 "$bin/python" -m build --no-isolation --sdist --outdir "$work" . >"$work/log" 2>&1 || { tail -20 "$work/log"; exit 1; }

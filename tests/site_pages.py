@@ -67,6 +67,7 @@ def toctree(pages: list[str], caption: str = "", hidden: bool = False) -> str:
     return "\n".join(["```{toctree}", *options, "", *pages, "```"])
 
 
+@functools.cache
 def algorithm_pages() -> dict[str, str]:
     """Return class → its page: what shows that it is right, what it takes, its experiments and scores, its docstring, and what
     its paper has otherwise."""
