@@ -21,6 +21,7 @@ from parl_like.envs.prepared import whole_games
 from parl_like.lab import config as configs
 from parl_like.lab import recorded
 from parl_like.lab.yaml_text import ConfigError
+from parl_like.learning.algorithm import Algorithm
 from parl_like.learning.factory import create_algorithm_func
 from parl_like.learning.span import Span
 from parl_like.robots.curiosity import CURIOSITY, check_can_be_curious, curiosity_task, rewarded
@@ -178,9 +179,11 @@ def nearest_to(algorithm: type) -> str:
 
 
 def defaults_of(algorithm: type) -> Mapping[str, Any]:
-    """The entry of DEFAULTS for a class, or for the nearest one that it is made from, whose arguments it has then."""
+    """The entry of DEFAULTS for a class, or for the nearest one that it is made from, whose arguments it has then; of a class
+    made from none what fits the rows that it learns from."""
     nearest = nearest_to(algorithm)
-    defaults = DEFAULTS.get(nearest, ON_POLICY)
+    draws = issubclass(algorithm, Algorithm) and algorithm.window.in_order is False
+    defaults = DEFAULTS.get(nearest, values_of("") if draws else ON_POLICY)
     return {key.replace(f"{nearest}.", f"{algorithm.__name__}.", 1) if nearest else key: value for key, value in defaults.items()}
 
 

@@ -5,9 +5,11 @@ import numpy as np
 import pytest
 import torch
 
-from parl_like import ReplayBuffer, probe_algorithm, probe_buffer, probe_env
+from parl_like import Algorithm, Model, ReplayBuffer, Window, probe_algorithm, probe_buffer, probe_env
 from parl_like.algorithms import A2C, DQN, SAC, TD3
 from parl_like.lab.cli import main
+from parl_like.lab.yaml_text import ConfigError
+from parl_like.learning.explorers import EpsilonGreedy
 
 
 class NoEnd(DQN):
@@ -105,6 +107,37 @@ class Random(gym.Env):
         return self.memory, 0.0, False, False, {}
 
 
+class Plain(Algorithm):
+    """Values of actions, made from nothing of ours; it does not say the mask to its explorer."""
+
+    window = Window(in_order=False)
+
+    def explorer(self):
+        return EpsilonGreedy(0.5)
+
+    def predict(self, inputs):
+        return {"q": self.model.q(inputs.obs)}
+
+    def learn(self, batch):
+        return {"loss": (self.model.q(batch.obs).gather(1, batch.act[:, None])[:, 0] - batch.rew).pow(2).mean()}
+
+
+class FlatQ(Model):
+    """Reads observations that are one array."""
+
+    def __init__(self, obs, act):
+        super().__init__(obs, act)
+        self.net = torch.nn.Linear(obs.shape[0], int(act.n))
+
+    def q(self, obs):
+        return self.net(obs)
+
+
+class NeedsMore(Plain):
+    def predict(self, inputs):
+        return {"q": self.model.worth(inputs.obs)}
+
+
 WRONG = {NoEnd: "stops at termination", NoFuture: "bootstraps through truncation", Hasty: "discounts", Blind: "respects masks",
          Forgetful: "resumes exactly", NoMoments: "resumes exactly"}
 
@@ -125,6 +158,25 @@ def test_what_keeps_the_laws_is_said_to():
     assert found.broken == [] and str(found).splitlines()[-1] == "2 laws hold, 0 broken, 0 do not apply"
     assert probe_env("FrozenLake-v1").broken == probe_buffer(ReplayBuffer).broken == []
     assert probe_env("FrozenLake-v1").findings[3].state == "does not apply"
+
+
+def test_an_algorithm_made_from_none_of_ours_gets_the_helper_and_network_that_fit():
+    found = probe_algorithm(Plain, laws=("respects masks",))
+    assert "illegal actions" in found.findings[0].reason
+
+
+def test_what_does_not_run_is_said_once_with_the_way_out():
+    found = probe_algorithm(NeedsMore)
+    assert [one.law for one in found.findings] == found.broken == ["runs"]
+    assert "worth" in found.findings[0].reason
+    assert "it got MLPQ and OffPolicyHelper" in found.findings[0].look and "model=" in found.findings[0].look
+    with pytest.raises(ConfigError, match="modle"):
+        probe_algorithm(Plain, modle=FlatQ)
+
+
+def test_a_network_that_reads_no_mask_is_told_what_a_mask_is():
+    found = probe_algorithm(Plain, model=FlatQ, laws=("respects masks",)).findings[0]
+    assert "an observation with a mask is a Dict" in found.reason and "Takes(masks=False)" in found.reason
 
 
 @pytest.mark.slow
@@ -164,5 +216,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     assert main(["probe", "./probed_file.py:Good"]) == 0 and main(["probe", "probed_file.py:Mine"]) == 1
     for words in (["no_such.py:Good"], ["probed_file.py:None"], ["probed_file.py"], ["probed_file.py:other"]):
         assert main(["probe", *words]) == 2
+    capsys.readouterr()
+    assert main(["probe", "probed_file.py:Goood"]) == 2 and "no class 'Goood'; did you mean 'Good'?" in capsys.readouterr().err
     for words in (["probed_things:other"], ["probed_things"], ["probed_things:Good", "lr=1"]):
         assert main(["probe", *words]) == 2

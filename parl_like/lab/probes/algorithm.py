@@ -13,8 +13,9 @@ import numpy as np
 from parl_like.agents.episodic import EpisodicHelper
 from parl_like.agents.population import PopulationHelper
 from parl_like.lab import config as configs
-from parl_like.lab.probes.laws import Broken, DoesNotApply, Findings, Law, tried
+from parl_like.lab.probes.laws import BROKEN, Broken, DoesNotApply, Finding, Findings, Law, tried
 from parl_like.lab.probes.tiny import Move, Table, Tiny, same
+from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.algorithm import Algorithm
 from parl_like.run.robot import Robot
 
@@ -78,6 +79,27 @@ class AlgorithmProbe:
         config = configs.resolve(single.Config, {"algorithm": nearest}, {"n_agents": agents, "seed": 1, "trace": True,
                                                                         "total_steps": self.steps, **given, **rest})
         return cast(Robot, single.build(config, env=make, algorithm=self.algorithm, **classes)), made
+
+    def runs(self) -> Finding | None:
+        """Build the robot and run some steps. Returns the one finding there is where an error ends that; None: it runs.
+
+        Raises:
+            ConfigError: an option is none of the robot's.
+        """
+        try:
+            robot, _ = self.robot(ACTS, (0, END))
+            with robot:
+                robot.run(100)
+        except ConfigError:
+            raise
+        except Exception as error:  # noqa: BLE001  whatever is probed is another's code
+            single = import_module("parl_like.robots.single")
+            defaults = single.defaults_of(self.algorithm)
+            parts = (self.options.get("model") or defaults["models"][0], self.options.get("helper") or defaults["helper"])
+            named = " and ".join(part if isinstance(part, str) else part.__name__ for part in parts)
+            look = f"what it is built with: it got {named}; others are given as model=MyNet helper=MyHelper"
+            return Finding("runs", BROKEN, f"{type(error).__name__}: {error}", look)
+        return None
 
     def chooses(self, state: int, robot: Robot, env: Tiny) -> int:
         """Return the greedy action in a state."""
@@ -144,7 +166,11 @@ class AlgorithmProbe:
         """Act by masks. Raises Broken where the law is broken, DoesNotApply where it is not about this."""
         if self.algorithm.takes is not None and (not self.algorithm.takes.masks or self.act == "Box"):
             raise DoesNotApply("it says that it takes no masks (`takes`)")
-        robot, made = self.robot({0: same(1.0, 0, ""), END: same(0.0, 0, "")}, (0,), masked=True)
+        try:
+            robot, made = self.robot({0: same(1.0, 0, ""), END: same(0.0, 0, "")}, (0,), masked=True)
+        except Exception as error:
+            raise Broken(f"{type(error).__name__}: {error}; an observation with a mask is a Dict. A class that takes none says "
+                         "so: takes = Takes(masks=False), of parl_like.learning.action_spaces") from error
         with robot:
             robot.run(200)
             if n := sum(env.illegal for env in made):
@@ -194,7 +220,8 @@ def probe_algorithm(algorithm: type[Algorithm], *, steps: int = 2_000, laws: tup
         options: What it is built with, as for `Robot.of`: model=MyNet, helper=MyHelper, lr=1e-3.
 
     Raises:
-        TypeError: it is no class of an algorithm. ValueError: there is no law of that name.
+        TypeError: it is no class of an algorithm. ValueError: there is no law of that name. ConfigError: no part has such an
+            option.
     """
     if not isinstance(algorithm, type) or not issubclass(algorithm, Algorithm):
         raise TypeError(f"probe_algorithm: {algorithm!r:.60}; expected a class made from parl_like.Algorithm")
@@ -213,4 +240,6 @@ def probe_algorithm(algorithm: type[Algorithm], *, steps: int = 2_000, laws: tup
     if unknown := set(laws) - {law.name for law in every}:
         raise ValueError(f"probe_algorithm: no law {', '.join(sorted(unknown))}; there are "
                          f"{', '.join(law.name for law in every)}")
+    if (finding := probe.runs()) is not None:
+        return Findings(algorithm.__name__, (finding,))
     return tried(algorithm.__name__, [law for law in every if not laws or law.name in laws])

@@ -14,6 +14,7 @@ from parl_like.lab.probes.laws import Findings
 from parl_like.lab.user_experiments import named_in
 from parl_like.lab.yaml_text import UsageError
 from parl_like.learning.algorithm import Algorithm
+from parl_like.values.errors import unknown
 
 
 def probe(name: str, options: Mapping[str, object]) -> Findings:
@@ -34,4 +35,7 @@ def probe(name: str, options: Mapping[str, object]) -> Findings:
         return probe_env(kind)
     if isinstance(kind, type) and issubclass(kind, ReplayBuffer):
         return probe_buffer(kind)
+    can = [key for key, one in there.items() if isinstance(one, type) and issubclass(one, (Algorithm, gym.Env, ReplayBuffer))]
+    if kind is None:
+        raise UsageError(f"probe: {name.rpartition(':')[0]}: {unknown('class', inside, can)}")
     raise UsageError(f"probe: {name} is no class of an Algorithm, a gymnasium.Env or a ReplayBuffer; found {kind!r:.60}")
