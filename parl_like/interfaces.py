@@ -106,7 +106,7 @@ class TaskPort(Protocol):
 
     Attributes:
         output_shapes: Output of `predict` → its shape for one row. policy_specs: The outputs that helpers store.
-        version: Updates that changed its parameters. learns: Updates given.
+        version: How many optimiser steps have changed its parameters. learns: Updates given.
         row_slots: Which rows of what it remembers belong to which agent, `RowSlots`.
     """
 

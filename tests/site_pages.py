@@ -6,6 +6,7 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
+import os
 import pkgutil
 import re
 import shutil
@@ -19,6 +20,7 @@ import algorithm_page
 import curves
 import evidence
 import notebooks
+from docstring_text import flowing
 
 import parl_like
 from parl_like.lab.reports.marks import Mark
@@ -128,23 +130,6 @@ def robot_pages() -> dict[str, str]:
     return pages
 
 
-WRAPPED = 100
-"""Characters of a line of a docstring from which on the next one is the rest of its sentence."""
-
-
-def flowing(text: str) -> str:
-    """Return a docstring whose wrapped lines are joined, for a page that is narrower than the code and wraps them itself."""
-    lines: list[str] = []
-    wrapped = False
-    for line in text.splitlines():
-        if wrapped and line.strip() and not line.startswith("```"):
-            lines[-1] += f" {line.strip()}"
-        else:
-            lines.append(line)
-        wrapped = len(line) >= WRAPPED
-    return "\n".join(lines)
-
-
 def moved_down(text: str) -> str:
     """Return a page of docs/ as one of a folder there: its links start one folder higher."""
     return outside_blocks(text, lambda part: LINK.sub(
@@ -242,7 +227,8 @@ def build(folder: Path) -> int:
     shutil.rmtree(folder, ignore_errors=True)
     lay_out(folder / "source")
     return subprocess.run([sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html",
-                           str(folder / "source"), str(folder / "html")], check=False).returncode
+                           str(folder / "source"), str(folder / "html")], env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
+                          check=False).returncode
 
 
 if __name__ == "__main__":

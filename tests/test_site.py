@@ -6,6 +6,7 @@ import algorithm_page
 import evidence
 import pytest
 import site_pages
+from docstring_text import flowing
 
 import parl_like
 
@@ -34,7 +35,7 @@ def test_an_algorithm_has_a_page_with_its_light_scores_command_and_docstring():
     pages = site_pages.algorithm_pages()
     assert pages.keys() == members.keys()
     dqn = pages["DQN"]
-    assert site_pages.flowing(algorithm_page.inspect.getdoc(members["DQN"])) in dqn
+    assert flowing(algorithm_page.inspect.getdoc(members["DQN"])) in dqn
     assert "| DQN | " in dqn and "parl-like train dqn-cartpole\n" in dqn and "steps, " in dqn
 
 
@@ -51,10 +52,19 @@ def test_a_robot_has_a_page_with_its_picture_experiments_and_keys():
     assert "horizon: Steps after which a goal is given up." in pages["hierarchy"]
 
 
-def test_wrapped_lines_of_a_docstring_are_joined_and_formulas_are_not():
-    long = "a word " * 15
-    assert site_pages.flowing(f"{long}\nb.\n\n    y = r,\n    z = y\n    arg: {long}\n        more.\n```") == (
-        f"{long} b.\n\n    y = r,\n    z = y\n    arg: {long} more.\n```")
+LONG = "a word " * 15
+
+
+@pytest.mark.parametrize("written, joined", [
+    (f"{LONG}\nb.\n\n    y = r,  {LONG}\n    z = y\n```", f"{LONG} b.\n\n    y = r,  {LONG}\n    z = y\n```"),
+    (f"loss = {LONG}\nb = 2\n\nQ = {LONG}r,\nb = 2\n", f"loss = {LONG} b = 2\n\nQ = {LONG}r,\nb = 2"),
+    (f"Args:\n    one: {LONG}\n        more.\n    two, three: Short,\n        or not.\n    The others: {LONG}\n",
+     f"Args:\n    one: {LONG} more.\n    two, three: Short, or not.\n    The others: {LONG}"),
+    (f"Returns:\n    {LONG}\n    b.\n\nEnd.\n- {LONG}\n  c\n- d\n", f"Returns:\n    {LONG} b.\n\nEnd.\n- {LONG} c\n- d"),
+    (f"Returns:\n    {LONG}\nEnd\n    table {LONG}\n    row", f"Returns:\n    {LONG}\nEnd\n    table {LONG}\n    row"),
+], ids=["paragraph", "formulas", "arguments", "list", "table"])
+def test_wrapped_lines_of_a_docstring_are_joined_and_all_else_keeps_its_lines(written, joined):
+    assert flowing(written) == joined
 
 
 def test_lights_are_words_with_a_dot_before_them():

@@ -2,6 +2,8 @@
 
 import os
 
+from docstring_text import flowing
+
 project = "parl_like"
 author = "the authors of parl_like"
 extensions = ["myst_parser", "sphinx.ext.autodoc"]
@@ -24,9 +26,10 @@ os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 
 def as_text(app, what, name, obj, options, lines):
-    """Shows a docstring as it is written: its formulas and lists are plain text, no markup."""
+    """Shows a docstring as it is written, but for wrapped lines: its formulas and lists are plain text, no markup."""
     if any(line.strip() for line in lines):
-        lines[:] = [".. code-block:: text", "   :class: docstring", "", *(f"   {line}" for line in lines), ""]
+        text = flowing("\n".join(lines)).splitlines()
+        lines[:] = [".. code-block:: text", "   :class: docstring", "", *(f"   {line}" for line in text), ""]
 
 
 def setup(app):

@@ -28,7 +28,7 @@ class LearnedParameters:
 
     Attributes:
         lock: Held while they are read or changed. Tasks that share some, or ask each other, have one.
-        version: Updates that changed them, the task's own and those of `sharers`.
+        version: How many optimiser steps have changed them, the task's own and those of `sharers`; see `ComputationTask`.
         sharers: Those of the tasks that share some with this one.
         optimization: The optimiser steps; None before `claim`.
     """

@@ -77,7 +77,8 @@ class ComputationTask:
         options: The other arguments, which are attributes of the task, too.
         serve: How workers get their predictions; where it was told 'auto', as the driver has chosen.
         learned: The parameters that its learning changes, with their optimisers, lock and version.
-        version: Updates that changed these, its own and those of tasks that share some.
+        version: How many optimiser steps have changed these, its own and those of tasks that share some. Where each row is
+            learned alone, a row is a step.
         counts: What it counts while it learns: `learns`, updates given, and `rows_learned`, their rows; `skipped`, optimiser
             steps that were left out so far, and `skips`, updates in a row, up to now, in which all were.
         computes: What computes its networks and losses, in words: native or torch, and why.
