@@ -20,6 +20,7 @@ import algorithm_page
 import curves
 import evidence
 import notebooks
+import site_links
 from docstring_text import flowing
 
 import parl_like
@@ -223,12 +224,15 @@ def lay_out(stage: Path) -> None:
 
 
 def build(folder: Path) -> int:
-    """Build the site in a folder; return Sphinx's exit code, which a warning makes 1."""
+    """Build the site in a folder; return 0, or 1 where Sphinx has an error or a warning, or a link leads nowhere."""
     shutil.rmtree(folder, ignore_errors=True)
     lay_out(folder / "source")
-    return subprocess.run([sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html",
+    code = subprocess.run([sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", "-b", "html",
                            str(folder / "source"), str(folder / "html")], env={**os.environ, "PYTHONPATH": str(ROOT / "tests")},
                           check=False).returncode
+    nowhere = site_links.broken(folder / "html")
+    print("\n".join(nowhere), end="\n" * bool(nowhere))
+    return 1 if code or nowhere else 0
 
 
 if __name__ == "__main__":
@@ -236,5 +240,5 @@ if __name__ == "__main__":
     parser.add_argument("folder", nargs="?", type=Path, default=ROOT / "build" / "site")
     to = parser.parse_args().folder
     code = build(to)
-    print(to / "html" / "index.html")
+    print("the site has faults, see above" if code else to / "html" / "index.html")
     sys.exit(code)

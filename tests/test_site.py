@@ -5,6 +5,7 @@ import importlib
 import algorithm_page
 import evidence
 import pytest
+import site_links
 import site_pages
 from docstring_text import flowing
 
@@ -84,6 +85,14 @@ def test_links_of_the_checkout_hold_on_the_site(tmp_path):
         "[g](notebooks/thinker.md#one)\n```python\nrows[0](robots/)\n```\n")
     assert (tmp_path / "docs" / "evidence.yaml").is_file()
     assert site_pages.moved_down("[e](own/environment.md#masks)") == "[e](../own/environment.md#masks)"
+
+
+def test_links_of_a_built_site_that_lead_nowhere_are_named(tmp_path):
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs" / "a b.html").write_text('<p id="one"> <a href="#one"> <a href="#two"> <a class="x" href="../index.html">')
+    (tmp_path / "index.html").write_text('<a href="docs/a%20b.html#one"> <a href="docs/a%20b.html#3"> <img src="a.png"> <a href="https://x.org">')
+    assert site_links.broken(tmp_path) == ["docs/a b.html: no such anchor: #two", "index.html: no such file: a.png",
+                                           "index.html: no such anchor: docs/a%20b.html#3"]
 
 
 @pytest.mark.slow
