@@ -39,3 +39,38 @@ def flowing(text: str) -> str:
 
 def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
+
+
+def rst(text: str) -> str:
+    """Return a docstring as reStructuredText that shows it as it is meant: prose wraps, an argument is a line with its name in
+    bold, formulas, tables and code are blocks of their own."""
+    out, section, kind = [".. container:: docstring"], -1, ""
+    for line in flowing(text).splitlines():
+        deep = _indent(line)
+        if not line.strip():
+            kind = ""
+            continue
+        if deep <= section:
+            section = -1
+        block = "code" if deep and section < 0 else "text"
+        if block != kind:
+            out += [""] if block == "text" else ["", "   .. code-block:: text", ""]
+        kind = block
+        out.append(f"      {line}" if block == "code" else f"   | {' ' * deep}{_inline(line.strip(), section >= 0)}")
+        if SECTION.fullmatch(line):
+            section = deep
+    return "\n".join(out) + "\n"
+
+
+def _inline(line: str, listed: bool) -> str:
+    """Return a line with code as code, in bold the names that it begins with, and all else as plain text."""
+    name = ITEM.match(line) if listed and not LISTED.match(line) else None
+    start = f"**{_plain(name[0][:-2])}**: " if name else ""
+    parts = re.split("`+", line[name.end():] if name else line)
+    if len(parts) % 2 == 0:
+        return start + _plain("`".join(parts))
+    return start + "".join(f"\\ ``{part}``\\ " if n % 2 else _plain(part) for n, part in enumerate(parts))
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"([\\*`_|])", r"\\\1", text)

@@ -4,6 +4,7 @@ the reference made from docstrings; nothing made here is kept in the checkout.""
 from __future__ import annotations
 
 import argparse
+import ast
 import functools
 import inspect
 import os
@@ -12,6 +13,7 @@ import re
 import shutil
 import subprocess
 import sys
+import textwrap
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -21,7 +23,7 @@ import curves
 import evidence
 import notebooks
 import site_links
-from docstring_text import flowing
+from docstring_text import rst
 
 import parl_like
 from parl_like.lab.reports.marks import Mark
@@ -86,12 +88,12 @@ def algorithm_pages() -> dict[str, str]:
                      f"{algorithm_page.first_sentence(file)}. Source: [algorithms/{file}.py](../algorithms/{file}.py).",
                      "\n".join(light), f"Beside it: {beside}." if beside else "",
                      f"Takes, with networks of ours: {takes} ({every})." if takes else "",
-                     *map(flowing, algorithm_page.about(one, trained))]
+                     *algorithm_page.about(one, trained)[:-1], shown(one)]
             if commands := algorithm_page.commands(one):
                 parts.append("```bash\n" + "\n".join(commands) + "\n```")
             parts += [f"![Curves of `{named}`: {len(seen)} seeds](curves/{named}.svg)" for named, seen in curves_of(one).items()]
             if differs := algorithm_page.differences(one):
-                parts.append("## What the paper has otherwise\n\n```text\n" + "\n".join(differs) + "\n```")
+                parts.append("## What the paper has otherwise\n\n" + as_block("\n\n".join(differs)))
             pages[name] = moved_down("\n\n".join(filter(None, parts)) + "\n")
     return pages
 
@@ -117,18 +119,27 @@ def robot_pages() -> dict[str, str]:
     the keys of its configuration."""
     scores, pages = algorithm_page.scores(), {}
     for robot, names in sorted(algorithm_page.experiments_of_robots().items()):
-        module, shown = import_module(f"parl_like.robots.{robot}"), PICTURES.get(robot)
+        module, picture = import_module(f"parl_like.robots.{robot}"), PICTURES.get(robot)
         source = f"robots/{robot}/" if hasattr(module, "__path__") else f"robots/{robot}.py"
         rows = [f"| `{name}` | {algorithm_page.experiments.get(name).description} "
                 f"| {algorithm_page.told(scores[name], name) or '–'} |" for name in names]
-        keys = inspect.getdoc(import_module(f"parl_like.robots.{robot}").Config) or ""
-        parts = [f"# {robot}", f"Source: [{source}](../{source}).", f"```text\n{flowing(inspect.getdoc(module) or '')}\n```",
-                 f"![{shown.removesuffix('.png')}]({shown})" if shown else "",
+        parts = [f"# {robot}", f"Source: [{source}](../{source}).", shown(module),
+                 f"![{picture.removesuffix('.png')}]({picture})" if picture else "",
                  "\n".join(["| experiment | what | score |", "|---|---|---|", *rows]),
                  "`parl-like train NAME` trains one of them.",
-                 f"## Configuration\n\n```text\n{flowing(keys)}\n```" if keys else ""]
+                 f"## Configuration\n\n{shown(module.Config)}" if inspect.getdoc(module.Config) else ""]
         pages[robot] = moved_down("\n\n".join(filter(None, parts)) + "\n")
     return pages
+
+
+def shown(one: object) -> str:
+    """Return the docstring of a class or module as a block of a page."""
+    return as_block(inspect.getdoc(one) or "")
+
+
+def as_block(text: str) -> str:
+    """Return text as in a docstring as a block of a page."""
+    return f"```{{eval-rst}}\n{rst(text)}```"
 
 
 def moved_down(text: str) -> str:
@@ -147,12 +158,28 @@ def reference(module: str, names: list[str]) -> str:
     parts = [f"# {module}"]
     for name in names:
         value = getattr(import_module(module), name)
-        kind = "class" if isinstance(value, type) else "function" if inspect.isroutine(value) else "module" \
-            if inspect.ismodule(value) else "data"
-        options = ["   :members:", "   :show-inheritance:"] if kind == "class" else \
-            ["   :members:"] if kind == "module" else ["   :no-value:"] if kind == "data" else []
-        parts += [f"## {name}", "\n".join(["```{eval-rst}", f".. auto{kind}:: {module}.{name}", *options, "```"])]
+        if isinstance(value, type):
+            said = f".. autoclass:: {module}.{name}\n   :members:\n   :show-inheritance:\n"
+        elif inspect.ismodule(value):
+            said = f".. automodule:: {module}.{name}\n   :members:\n"
+        elif inspect.isroutine(value):
+            said = f".. autofunction:: {module}.{name}\n"
+        else:
+            said = f".. py:data:: {module}.{name}\n\n{textwrap.indent(rst(text_of_data(module, name)), '   ')}"
+        parts.append(f"## {name}\n\n```{{eval-rst}}\n{said}```")
     return "\n\n".join(parts) + "\n"
+
+
+def text_of_data(module: str, name: str) -> str:
+    """Return the text below a value of a module, or of the module that it is imported from. Raises KeyError: there is none."""
+    lines = ast.parse(inspect.getsource(import_module(module))).body
+    for line, after in zip(lines, [*lines[1:], None], strict=True):
+        if isinstance(line, ast.ImportFrom) and line.module and name in {alias.name for alias in line.names}:
+            return text_of_data(line.module, name)
+        targets = line.targets if isinstance(line, ast.Assign) else [line.target] if isinstance(line, ast.AnnAssign) else []
+        if name in map(ast.unparse, targets) and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+            return inspect.cleandoc(after.value.value)
+    raise KeyError(f"{module}.{name} has no text below it")
 
 
 @functools.cache

@@ -7,7 +7,7 @@ import evidence
 import pytest
 import site_links
 import site_pages
-from docstring_text import flowing
+from docstring_text import flowing, rst
 
 import parl_like
 
@@ -31,12 +31,16 @@ def test_the_reference_has_every_public_name_and_each_is_described():
             assert f":: {module}.{name}\n" in page and f"## {name}\n" in page
 
 
+def test_the_reference_shows_the_text_below_a_value_not_that_of_its_type():
+    assert "| Rows of noise drawn at a time.\n" in site_pages.reference("parl_like.learning.explorers", ["NOISE_BLOCK"])
+
+
 def test_an_algorithm_has_a_page_with_its_light_scores_command_and_docstring():
     members = {one.__name__: one for there in algorithm_page.members().values() for one in there}
     pages = site_pages.algorithm_pages()
     assert pages.keys() == members.keys()
     dqn = pages["DQN"]
-    assert flowing(algorithm_page.inspect.getdoc(members["DQN"])) in dqn
+    assert site_pages.shown(members["DQN"]) in dqn
     assert "| DQN | " in dqn and "parl-like train dqn-cartpole\n" in dqn and "steps, " in dqn
 
 
@@ -50,7 +54,7 @@ def test_a_robot_has_a_page_with_its_picture_experiments_and_keys():
     pages = site_pages.robot_pages()
     assert pages.keys() == {algorithm_page.experiments.get(path.stem).robot for path in algorithm_page.EXPERIMENTS.glob("*.yaml")}
     assert "](../hierarchy-doorkey.png)" in pages["hierarchy"] and "| `hierarchy-doorkey` | " in pages["hierarchy"]
-    assert "horizon: Steps after which a goal is given up." in pages["hierarchy"]
+    assert "**horizon**: Steps after which a goal is given up." in pages["hierarchy"]
 
 
 LONG = "a word " * 15
@@ -66,6 +70,24 @@ LONG = "a word " * 15
 ], ids=["paragraph", "formulas", "arguments", "list", "table"])
 def test_wrapped_lines_of_a_docstring_are_joined_and_all_else_keeps_its_lines(written, joined):
     assert flowing(written) == joined
+
+
+def test_a_docstring_is_prose_with_names_in_bold_and_its_formulas_in_blocks():
+    assert rst("Take `x`s of a_b*:\n\n    y = `r`\n\nArgs:\n    one_two, b: Of [N].\n    The others: see A.\n\nEnd `.") == """\
+.. container:: docstring
+
+   | Take \\ ``x``\\ s of a\\_b\\*:
+
+   .. code-block:: text
+
+          y = `r`
+
+   | Args:
+   |     **one\\_two, b**: Of [N].
+   |     **The others**: see A.
+
+   | End \\`.
+"""
 
 
 def test_lights_are_words_with_a_dot_before_them():

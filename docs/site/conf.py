@@ -1,8 +1,9 @@
 """Sphinx's settings; `tests/site_pages.py` lays out the pages that it reads."""
 
 import os
+import re
 
-from docstring_text import flowing
+from docstring_text import rst
 
 project = "parl_like"
 author = "the authors of parl_like"
@@ -13,6 +14,8 @@ html_title = project
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_copy_source = False
+pygments_dark_style = "github-dark"
+smartquotes = False  # the prime of a formula is none
 html_show_sphinx = False
 html_show_copyright = False
 # The stage says where these are; a page has headings that GitHub links to, down to the last level.
@@ -25,12 +28,20 @@ python_use_unqualified_type_names = True
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 
-def as_text(app, what, name, obj, options, lines):
-    """Shows a docstring as it is written, but for wrapped lines: its formulas and lists are plain text, no markup."""
+NDARRAY = re.compile(r"ndarray\[~?(builtins\.)?tuple\[~?(typing\.)?Any, \.\.\.\], ~?(numpy\.)?dtype\[~?(typing\.)?Any\]\]")
+
+
+def as_written(app, what, name, obj, options, lines):
+    """Shows a docstring as it is written, but for wrapped lines: its formulas and lists are no markup."""
     if any(line.strip() for line in lines):
-        text = flowing("\n".join(lines)).splitlines()
-        lines[:] = [".. code-block:: text", "   :class: docstring", "", *(f"   {line}" for line in text), ""]
+        lines[:] = rst("\n".join(lines)).splitlines()
+
+
+def short(app, what, name, obj, options, signature, returns):
+    """Shows arrays of any type and shape by the name that the code has for them."""
+    return signature and NDARRAY.sub("ndarray", signature), returns and NDARRAY.sub("ndarray", returns)
 
 
 def setup(app):
-    app.connect("autodoc-process-docstring", as_text)
+    app.connect("autodoc-process-docstring", as_written)
+    app.connect("autodoc-process-signature", short)
