@@ -68,6 +68,7 @@ algorithms: $(VENV)/.installed
 	@$(BIN)/python tests/algorithm_page.py
 
 # The site, in build/site/html: the pages of docs/, one per algorithm, the reference. A warning is an error, and so is a link to nothing.
+# Pictures of it, from a phone's width to a screen's, need Debian's chromium: .venv/bin/python tests/site_pictures.py
 docs: $(VENV)/.installed
 	$(call install,'parl_like[docs]')
 	@$(BIN)/python tests/site_pages.py

@@ -1,12 +1,14 @@
 """The site names every page once, its reference every public name, and it builds without a warning."""
 
 import importlib
+from urllib.parse import urlsplit
 
 import algorithm_page
 import evidence
 import pytest
 import site_links
 import site_pages
+import site_pictures
 from docstring_text import flowing, rst
 
 import parl_like
@@ -118,7 +120,12 @@ def test_links_of_a_built_site_that_lead_nowhere_are_named(tmp_path):
 
 
 @pytest.mark.slow
-def test_the_site_builds_without_a_warning(tmp_path):
+@pytest.mark.timeout(1800)
+def test_the_site_builds_without_a_warning_and_fits_a_phone(tmp_path):
     pytest.importorskip("myst_parser")
     assert site_pages.build(tmp_path / "site") == 0
     assert "batch == buffer[indices]" in (tmp_path / "site/html/docs/reference/parl_like.html").read_text(encoding="utf-8")
+    if site_pictures.PROGRAM:
+        with site_pictures.Browser() as browser:
+            assert list(site_pictures.too_wide(browser, tmp_path / "site/html")) == []
+            assert not browser.errors and {urlsplit(one).scheme for one in browser.asked} <= {"file", "data"}
