@@ -6,6 +6,7 @@ their own places for keys, and so no run directory has one.
 
 from __future__ import annotations
 
+import atexit
 import importlib
 import importlib.util
 import logging
@@ -105,6 +106,7 @@ class Follower(Hook):
         """End the following; the service hears how the run has ended. May be called twice."""
         if self._state == "open" and self._end is not None:
             self._end.detach()
+            atexit.unregister(self._end)
             self._tried(self._ends, state)
         self._state = "ended"
 
@@ -114,6 +116,8 @@ class Follower(Hook):
             if (ends := self._tried(self.begin, facts)) is not None:
                 self._ends = ends
                 self._end = weakref.finalize(self, ends, "finished")  # where nobody calls `close`
+                self._end.atexit = False
+                atexit.register(self._end)  # at the end of the process before the service ends, which has just begun
 
     def _tried(self, call: Callable[..., Any], *args: object) -> Any:
         try:

@@ -105,6 +105,19 @@ def test_a_run_that_fails_is_told(heard, monkeypatch):
     assert heard[0].ends == ["failed"]
 
 
+def test_a_script_that_closes_nothing_ends_the_following_before_the_service_ends(heard, monkeypatch):
+    """Exit handlers run in the reverse order of their registration, and a service registers its own when it begins."""
+    order = []
+    monkeypatch.setattr(following.atexit, "register", order.append)
+    monkeypatch.setattr(Heard, "begin", lambda self, facts, begin=Heard.begin: order.append("service") or begin(self, facts))
+    with Robot.of("PPO", "CartPole-v1", n_agents=2, unroll=20, hidden=[4]) as robot:
+        robot.run(100, hooks=[hook := Heard()])
+    service, ours = order
+    assert (service, hook.ends) == ("service", [])
+    ours(), ours()
+    assert hook.ends == ["finished"]
+
+
 @pytest.mark.parametrize("driver", ["cooperative", pytest.param("processes", marks=pytest.mark.slow)])
 def test_a_script_hands_over_metrics(heard, driver):
     hook = Heard(every=100)
@@ -187,6 +200,16 @@ def test_wandb_offline():
             configs |= {item.key: json.loads(item.value_json) for item in record.run.config.update}
     assert rows == table() and runs[0] == ("mine", "run") and configs["total_steps"] == 400
     keyless("run")
+
+
+@pytest.mark.slow
+def test_a_script_with_wandb_says_nothing_at_its_end():
+    pytest.importorskip("wandb")
+    Path("script.py").write_text("from parl_like import Robot\nfrom parl_like.lab.following import WandbHook\n"
+                                 "robot = Robot.of('PPO', 'CartPole-v1', n_agents=2, hidden=[4])\n"
+                                 "robot.run(500, hooks=[WandbHook()])\n")
+    done = subprocess.run([sys.executable, "script.py"], capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
 @pytest.mark.slow
