@@ -70,7 +70,7 @@ def run_of(name: str) -> Path:
     """
     known = shipped()
     if name not in known:
-        raise UsageError(f"--pretrained: {unknown('policy that ships', name, known)}; train your own: parl-like train {name}")
+        raise UsageError(f"--pretrained: {unknown('policy that ships', name, known)}; `parl-like train` makes others")
     found, target = _files(_folder() / name, known[name]), RUNS / name
     tree, manifest = read_archive(_folder() / name / POLICY)
     if os.path.lexists(target):

@@ -136,6 +136,15 @@ class Progress:
                 text = f"{text} {one}"
         return " ".join([text, *end])
 
+    def end(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Say how it has ended: in the line that changes, else in one more line."""
+        last, there = self.line(step, metrics), self._line
+        if there is not None:
+            there.draw(last)
+        self.close()
+        if there is None:
+            show(self.stream, last)
+
     def close(self) -> None:
         """End the table, or the line that changes; lines are shown as before."""
         for drawing in (self._screen, self._line):

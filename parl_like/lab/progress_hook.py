@@ -8,7 +8,7 @@ import sys
 from parl_like.environment.hooks import Hook
 from parl_like.environment.stop_conditions import StopCondition
 from parl_like.interfaces import AgentPort, UsersRobot
-from parl_like.lab.progress import Progress, show
+from parl_like.lab.progress import Progress
 
 LINE_S = 10.0
 """Seconds between two lines where nothing can be drawn."""
@@ -41,9 +41,7 @@ class ProgressHook(Hook):
     def post_experiment(self, robot: UsersRobot) -> None:
         progress, self._progress = self._progress, None
         if progress is not None:
-            last = progress.line(robot.env_steps, numbers_of(robot))
-            progress.close()
-            show(sys.stdout, last)
+            progress.end(robot.env_steps, numbers_of(robot))
 
 
 def numbers_of(robot: UsersRobot) -> dict[str, float]:

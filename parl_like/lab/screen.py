@@ -6,9 +6,9 @@ import io
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any, TextIO
+from typing import Any, TextIO, cast
 
 from parl_like.lab.text import fitted, printer, unescaped
 from parl_like.lab.text import lines as of_lines
@@ -45,7 +45,8 @@ class Screen:
         self._busy, self._waiting = False, list[str]()  # the handler of a signal comes in the middle, and holds the lock, too
         self._size = self.size()
         self._before = sys.stdout, sys.stderr
-        sys.stdout, sys.stderr = (printer(_Above(self)) for _ in self._before)  # type: ignore[arg-type]
+        self._above = [Above(self.stream, self.above) for _ in self._before]
+        sys.stdout, sys.stderr = map(printer, cast("list[TextIO]", self._above))
         self._write(HIDE)
 
     def size(self) -> tuple[int, int]:
@@ -96,6 +97,8 @@ class Screen:
     def close(self) -> None:
         """The lines stay; what is printed from now on comes below."""
         sys.stdout, sys.stderr = self._before
+        for above in self._above:
+            above.end()
         self._write(SHOW)
 
     def _write(self, text: str) -> None:
@@ -105,22 +108,32 @@ class Screen:
             self.stream.flush()
 
 
-class _Above(io.TextIOBase):
-    """A stream whose lines are printed above a screen."""
+class Above(io.TextIOBase):
+    """A stream whose lines are printed above what is drawn.
+
+    Args:
+        stream: The one in whose place it is.
+        above: Prints whole lines.
+    """
 
     encoding = "utf-8"
 
-    def __init__(self, screen: Screen) -> None:
-        self._screen, self._open = screen, ""
+    def __init__(self, stream: TextIO, above: Callable[[str], None]) -> None:
+        self._stream, self._above, self._open = stream, above, ""
 
     def write(self, text: str) -> int:
         whole, newline, self._open = (self._open + text).rpartition("\n")
         if newline:
-            self._screen.above(whole)
+            self._above(whole)
         return len(text)
 
+    def end(self) -> None:
+        """Print what is left of a line without its end."""
+        if self._open:
+            self.write("\n")
+
     def isatty(self) -> bool:
-        return True
+        return self._stream.isatty()
 
     def fileno(self) -> int:
-        return int(self._screen.stream.fileno())
+        return int(self._stream.fileno())

@@ -79,8 +79,20 @@ def test_a_line_that_changes_in_a_notebook(monkeypatch, kernel):
     monkeypatch.setattr(progress, "REFRESH_S", (0.0, 0.0))
     text = play(monkeypatch, io.StringIO(), progress=True)
     assert text.count("\r") > 5
-    lines = shown(text)
-    assert len(lines) == 3 and lines[2] == "" and all(line.startswith("step=") for line in lines[:2])
+    (line, nothing) = shown(text)
+    assert nothing == "" and re.match(r"step=\d+ .* left=0s$", line)
+
+
+def test_what_hooks_print_is_above_the_line_of_a_notebook(monkeypatch, kernel):
+    class Says(EpisodeStats):
+        def post_episode(self, agent, interrupted):
+            print(f"episode of {agent.env.episode_length}", end="\n" if agent.robot.env_steps < 300 else "")
+
+    monkeypatch.setattr(progress, "REFRESH_S", (0.0, 0.0))
+    stream = io.StringIO()
+    *said, last, nothing = shown(play(monkeypatch, stream, hooks=Says(), progress=True))
+    assert sys.stdout is stream and len(said) > 5 and nothing == "" and last.startswith("step=")
+    assert all(re.fullmatch(r"(episode of \d+)+", line) for line in said)
 
 
 def test_an_error_leaves_the_line_as_it_is(monkeypatch, kernel):
