@@ -1,11 +1,15 @@
 """Probes for users: shipped classes keep the laws, and a mistake is found by exactly the law that it breaks."""
 
+import re
+from copy import deepcopy
+
 import gymnasium as gym
 import numpy as np
 import pytest
 import torch
+from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
-from parl_like import Algorithm, Model, ReplayBuffer, Window, probe_algorithm, probe_buffer, probe_env
+from parl_like import Algorithm, Batch, Model, ReplayBuffer, Window, probe_algorithm, probe_buffer, probe_env
 from parl_like.algorithms import A2C, DQN, SAC, TD3
 from parl_like.lab.cli import main
 from parl_like.lab.yaml_text import ConfigError
@@ -88,6 +92,21 @@ class Newest(ReplayBuffer):
         return np.full_like(drawn, self.sample_indices(0)[-1]) if n else drawn
 
 
+class Flat(ReplayBuffer):
+    """Gives observations as one row of numbers, whatever their shape."""
+
+    def __getitem__(self, index):
+        found = super().__getitem__(index)
+        return Batch({**found, "obs": found.obs.reshape(len(found.obs), -1)}) if isinstance(found.obs, np.ndarray) else found
+
+
+class Dictless(ReplayBuffer):
+    """Takes no Dict."""
+
+    def add(self, rows, lanes=None):
+        return super().add({**rows, "obs": rows["obs"] + 0, "obs_next": rows["obs_next"] + 0}, lanes)
+
+
 class Random(gym.Env):
     """Draws its numbers from the global generator, and changes its actions and its one array."""
 
@@ -137,6 +156,30 @@ class NeedsMore(Plain):
     def predict(self, inputs):
         return {"q": self.model.worth(inputs.obs)}
 
+
+def environment(space, rew=1.0, shown=lambda obs: obs):
+    """The class of an environment that shows numbers at random, and always gives the same reward."""
+
+    class Drawn(gym.Env):
+        observation_space, action_space = space, Discrete(2)
+
+        def obs(self):
+            self.drawn.seed(int(self.np_random.integers(1 << 30)))
+            return shown(self.drawn.sample())
+
+        def reset(self, *, seed=None, options=None):
+            super().reset(seed=seed)
+            self.t, self.drawn = 0, deepcopy(space)
+            return self.obs(), {}
+
+        def step(self, act):
+            self.t += 1
+            return self.obs(), rew, self.t % 7 == 0, self.t % 5 == 0, {}
+
+    return Drawn
+
+
+ZERO, DICT = Box(-1, 1, (), np.float32), Dict(a=Box(-1, 1, (), np.float32), b=Box(0, 255, (2, 3), np.uint8), c=Discrete(3))
 
 WRONG = {NoEnd: "stops at termination", NoFuture: "bootstraps through truncation", Hasty: "discounts", Blind: "respects masks",
          Forgetful: "resumes exactly", NoMoments: "resumes exactly"}
@@ -195,8 +238,30 @@ def test_continuous_actions_keep_the_laws_of_values(algorithm):
 def test_buffers_and_environments_that_break_laws():
     assert "rows come out as they went in" in probe_buffer(Late).broken
     assert probe_buffer(Newest).broken == ["draws every row"]
+    for buffer, why in ((Flat, r"obs of shape \(\) came out as obs \(6, 1\); expected obs \(6,\)"), (Dictless, "TypeError")):
+        found = probe_buffer(buffer)
+        assert "keeps shapes of observations" in found.broken
+        assert any(re.match(why, one.reason) for one in found.findings)
     found = probe_env(Random).broken
     assert {"repeats with the same seed", "leaves actions as they are", "gives arrays of its own"} <= set(found)
+
+
+@pytest.mark.parametrize("space", [ZERO, Box(-1, 1, (1,), np.float32), Box(-1, 1, (2, 3, 4), np.float32), DICT,
+                                   Box(0, 0, (2,), np.float32), Tuple([Discrete(2), ZERO]), Discrete(3, start=5)], ids=str)
+def test_observations_of_every_shape_keep_the_laws(space):
+    assert probe_env(environment(space), steps=20).broken == []
+
+
+@pytest.mark.parametrize(("env", "broken"), [
+    (environment(ZERO, shown=lambda obs: obs[None]), "gives what its spaces say"),
+    (environment(DICT, shown=lambda obs: {**obs, "c": 7}), "gives what its spaces say"),
+    (environment(DICT, shown=lambda obs: {"a": obs["a"]}), "gives what its spaces say"),
+    (environment(ZERO, rew=float("nan")), "gives what its spaces say"),
+    (environment(ZERO, rew=True), "passes gymnasium's checker"),
+])
+def test_what_breaks_the_laws_is_named_in_plain_text(env, broken):
+    found = probe_env(env, steps=20)
+    assert broken in found.broken and "\x1b" not in str(found)
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):

@@ -10,9 +10,18 @@ import numpy as np
 from parl_like.data.buffers.prioritized import PrioritizedReplayBuffer
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.lab.probes.laws import Broken, DoesNotApply, Findings, Law, tried
+from parl_like.values.spec import leaves
 
 SIZE, LANES = 20, 2
 """Rows of a lane and lanes of the buffers that are probed."""
+
+SHAPES: dict[str, Callable[[Any], Any]] = {
+    "of shape ()": lambda number: number,
+    "of shape (1,)": lambda number: number[:, None],
+    "of shape (2, 3, 4)": lambda number: number[:, None, None, None] + np.arange(24, dtype=np.float32).reshape(2, 3, 4),
+    "that are a Dict": lambda number: {"one": number, "inner": {"two": np.stack([number, -number], 1)}},
+}
+"""Observations that are probed → what makes those of all lanes from a number of each."""
 
 Maker = Callable[[int, int, np.random.Generator], Any]
 
@@ -47,6 +56,22 @@ class BufferProbe:
             for name in ("obs", "act", "rew", "obs_next"):
                 given[name][...] = -7
         self.equal(buffer, range(6))
+
+    def shapes(self) -> None:
+        """Put observations of all shapes in, with a reward that never changes, and read them."""
+        for kind, made in SHAPES.items():
+            buffer, number = self.make(SIZE * LANES, LANES, np.random.default_rng(1)), np.array([0, 1_000], np.float32)
+            for i in range(3):
+                buffer.add({**row(i), "rew": np.ones(LANES), "obs": made(number + i), "obs_next": made(number + i + 1)})
+            found = buffer[buffer.sample_indices(0)]
+            for name, ahead in (("obs", 0), ("obs_next", 1)):
+                wanted = made(np.concatenate([lane + ahead + np.arange(3, dtype=np.float32) for lane in number]))
+                got, expected = dict(leaves(getattr(found, name), name)), dict(leaves(wanted, name))
+                if got.keys() != expected.keys() or not all(np.array_equal(got[key], expected[key]) for key in got):
+                    raise Broken(f"{name} {kind} came out as {_shapes(got)}; expected {_shapes(expected)} with the numbers that "
+                                 "went in")
+            if np.asarray(found.rew).tolist() != [1.0] * 3 * LANES:
+                raise Broken(f"beside observations {kind} rew came out as {np.asarray(found.rew).tolist()}; expected ones")
 
     def equal(self, buffer: Any, numbers: range) -> None:
         """Raise `Broken` where the buffer does not hold just these rows, in time order."""
@@ -113,6 +138,10 @@ class BufferProbe:
             raise Broken("from a saved state it draws other rows")
 
 
+def _shapes(found: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {np.shape(one)}" for name, one in found.items())
+
+
 def probe_buffer(buffer: Maker | type[ReplayBuffer]) -> Findings:
     """Try whether a buffer keeps the laws that helpers and learners rely on.
 
@@ -122,6 +151,7 @@ def probe_buffer(buffer: Maker | type[ReplayBuffer]) -> Findings:
     probe = BufferProbe(buffer)
     return tried(getattr(buffer, "__name__", str(buffer)), [
         Law("rows come out as they went in", "add and __getitem__; arrays that are kept without a copy", probe.rows),
+        Law("keeps shapes of observations", "add and __getitem__: shape (), Dict, several axes", probe.shapes),
         Law("wraps around", "where the row after the last position goes", probe.wraps),
         Law("follows rewards to the end", "n_step: ends of episodes, the newest row, the edge of a lane", probe.neighbours),
         Law("draws every row", "sample_indices", probe.drawn),

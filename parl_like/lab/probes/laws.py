@@ -6,6 +6,8 @@ import textwrap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from parl_like.lab.text import for_page
+
 HOLDS, BROKEN, APART = "holds", "BROKEN", "does not apply"
 
 
@@ -76,9 +78,9 @@ def tried(subject: str, laws: list[Law]) -> Findings:
             law.check()
             found.append(Finding(law.name, HOLDS))
         except DoesNotApply as why:
-            found.append(Finding(law.name, APART, str(why)))
+            found.append(Finding(law.name, APART, for_page(str(why))))
         except Broken as why:
-            found.append(Finding(law.name, BROKEN, str(why), law.look))
+            found.append(Finding(law.name, BROKEN, for_page(str(why)), law.look))
         except Exception as error:  # noqa: BLE001  whatever is probed is another's code
-            found.append(Finding(law.name, BROKEN, f"{type(error).__name__}: {error}", law.look))
+            found.append(Finding(law.name, BROKEN, for_page(f"{type(error).__name__}: {error}"), law.look))
     return Findings(subject, tuple(found))
