@@ -197,7 +197,9 @@ def build(config: Config) -> Robot:
         "eval_env": lambda: make_envs(config, config.env_n, config.eval_options), "hooks": hooks_of_config(config.hooks),
     }
     if config.planning == "none":
-        return Robot(tasks={"plan": actor(config, {"obs": obs, "act": act})}, agent=partial(VectorAgent, config.env_n), **common)
+        robot = Robot(tasks={"plan": actor(config, {"obs": obs, "act": act})}, agent=partial(VectorAgent, config.env_n), **common)
+        robot.notes += config.notes()
+        return robot
     perfect = config.planning == "perfect"
     net: dict[str, Any] = {"strides": config.model_strides, "latent_planning": config.latent}
     if not perfect:  # how images are decoded
@@ -212,7 +214,7 @@ def build(config: Config) -> Robot:
                                   curious=config.cur_cost > 0)
     robot = Robot(tasks={"plan": actor(config, {"obs": seen, "act": acts}), "model": model},
                   agent=partial(ThinkerAgent, config.env_n, perfect=perfect, planning=planning), **common)
-    robot.notes += [note for note in [note_on_frames(frames)] if note]
+    robot.notes += [*config.notes(), *[note for note in [note_on_frames(frames)] if note]]
     return robot
 
 

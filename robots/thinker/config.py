@@ -10,10 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import msgspec
 from msgspec import Meta
 
 from parl_like.lab.config import ExperimentConfig, to_dict
-from parl_like.lab.yaml_text import ConfigError, load_yaml_file
+from parl_like.lab.yaml_text import ConfigError, load_yaml_file, show
 from parl_like.robots.spaces import Count, Positive, Rate, Share, Weight
 from parl_like.values.errors import unknown
 
@@ -144,6 +145,26 @@ class Config(PlanningConfig, frozen=True, kw_only=True):
         agents = min(self.actor_batch_size // self.env_n, self.n_agents)
         steps = self.n_agents * self.env_n * self.actor_unroll_len / (1 if self.planning == "none" else self.rec_t)
         return agents * self.env_n, max(int(self.total_steps / steps * -(-self.n_agents // agents)), 1)
+
+    def without_effect(self) -> set[str]:
+        """Return the settings that nothing reads in a robot that plans as this one does."""
+        decoding = {"model_sigmoid", "model_residual", "model_markov"}
+        if self.planning == "none":
+            every = {*PlanningConfig.__struct_fields__} - {*ExperimentConfig.__struct_fields__, "discounting", "reward_clip"}
+            return every | decoding | {"model_strides", "latent", "tree_rep_rnn", "im_cost", "im_entropy_cost",
+                                       "cur_cost_anneal"}
+        found = set[str]() if self.cur_cost else {"cur_reward_cost", "cur_v_cost", "cur_enc_cost", "cur_done_gate",
+                                                  "cur_cost_anneal"}
+        if self.planning == "perfect":
+            return found | decoding | {"model_decoder_depth", "model_img_loss_cost"}
+        return found if self.dual_net else found | {"model_decoder_depth"}
+
+    def notes(self) -> list[str]:
+        """Return a line for each setting that is not as by default, and has no effect."""
+        standard = {field.name: field.default for field in msgspec.structs.fields(type(self))}
+        given = {name: getattr(self, name) for name in sorted(self.without_effect())}
+        return [f"{name}={show(value)} has no effect in this robot, whose planning is {self.planning!r}"
+                for name, value in given.items() if value != standard[name]]
 
     def robot_mode(self) -> Literal["sync", "async"]:
         if self.mode == "auto":

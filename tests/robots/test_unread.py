@@ -3,7 +3,11 @@
 import pytest
 
 from parl_like import Robot
+from parl_like.lab import config as configs
+from parl_like.lab import experiment as experiments
 from parl_like.lab.cli import main
+from parl_like.robots import thinker
+from parl_like.robots.thinker.config import Config
 from parl_like.robots.unread import Noted, Reads, only_kept
 
 
@@ -60,3 +64,42 @@ def test_settings_with_effect_are_not_told(driver):
         robot.run(80)
         robot.evaluate(1)
         assert not [line for line in robot.remarks() if "no effect" in line]
+
+
+SMALL = dict(n_agents=1, env_n=2, total_steps=400, actor_unroll_len=5, actor_batch_size=4, model_warm_up_n=60, model_batch_size=8,
+             model_buffer_n=400)
+SINGLE = dict(dual_net=False, model_sigmoid=False, model_residual=False, model_markov=False, model_img_loss_cost=0)
+CURIOUS = dict(cur_cost=0.1, cur_v_cost=1.0)
+
+
+def thinker_config(name, kind=Config, **settings):
+    return configs.resolve(kind, experiments.get(name).config, settings)
+
+
+@pytest.mark.parametrize(("name", "settings"), [
+    ("raw-sokoban-mini", {}), ("thinker-perfect-mini", {}), ("thinker-sokoban-mini", {}), ("thinker-sokoban-mini", SINGLE),
+    ("thinker-sokoban-mini", CURIOUS)])
+def test_settings_of_thinker_without_effect_are_those_that_nothing_reads(name, settings):
+    reads = set()
+
+    class Watched(Config, frozen=True, kw_only=True):
+        def __getattribute__(self, name):
+            reads.add(name)
+            return super().__getattribute__(name)
+
+        def notes(self):
+            return []
+
+    config = thinker_config(name, Watched, **SMALL, **settings)
+    reads.clear()
+    thinker.build(config).close()
+    own = {*Config.__struct_fields__} - {*configs.ExperimentConfig.__struct_fields__}
+    read_for_nothing = {"tree_rep_rnn"} if name == "raw-sokoban-mini" else set()
+    assert own - reads == config.without_effect() - read_for_nothing
+
+
+def test_settings_of_thinker_without_effect_are_told():
+    shipped = [name for name in experiments.names() if name.startswith(("raw-", "thinker-"))]
+    assert len(shipped) > 4 and [line for name in shipped for line in thinker_config(name).notes()] == []
+    config = thinker_config("raw-sokoban-mini", rec_t=7, model_strides=(2, 1, 1, 1))
+    assert [line.partition(" has no effect")[0] for line in config.notes()] == ["model_strides=[2, 1, 1, 1]", "rec_t=7"]
