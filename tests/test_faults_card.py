@@ -130,6 +130,14 @@ run(x, shell=False); run(x, shell=True); run(x, shell=y)
     assert {name for line, name in found if line == 6} == {"pickle.loads", "cloudpickle.load", "marshal.loads"}
 
 
+def test_nothing_that_another_may_have_written_is_unpickled_or_run(card):
+    line = card.code.unsafe_calls(None)
+    assert line.details["where"].keys() == line.details["own_pipe"].keys(), "unsafe outside of what this process's family wrote"
+    assert {place.partition(":")[0] for place in line.details["own_pipe"]} == {*card.code.OWN_PIPE}
+    rooms = [path for room in ("parl_like", "robots", "algorithms", "models", "envs") for path in (ROOT / room).rglob("*.py")]
+    assert [path for path in rooms if "recv_pyobj" in path.read_text(encoding="utf-8")] == []
+
+
 def test_a_line_that_fails_or_hangs_says_so_and_the_others_are_measured(card, monkeypatch, capsys):
     def hangs(options):
         card.running.until(lambda: False, 60.0)

@@ -359,6 +359,22 @@ def test_an_answer_has_a_size(tmp_path, monkeypatch):
         assert site.ask("/api/runs")[0] == 413
 
 
+def test_a_question_is_about_so_many_metrics_and_runs(tmp_path, monkeypatch):
+    for i in range(3):
+        make_run(tmp_path, f"run{i}")
+    with Served(tmp_path) as site:
+        ids = ",".join(site.json("/api/runs")["ids"])
+
+        def told():
+            curves = site.json(f"/api/curves?metric=RL/loss&metric=return/mean&runs={ids}")["curves"]
+            return len({one["metric"] for one in curves}), len({one["run"] for one in curves})
+
+        assert told() == (2, 3)
+        monkeypatch.setattr(server, "MAX_METRICS", 1)
+        monkeypatch.setattr(server, "MAX_IDS", 2)
+        assert told() == (1, 2)
+
+
 def closed(one):
     """Whether the other end closes the connection, in time."""
     one.settimeout(20)
