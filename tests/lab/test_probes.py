@@ -10,7 +10,7 @@ import torch
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
 
 from parl_like import Algorithm, Batch, Model, ReplayBuffer, Window, probe_algorithm, probe_buffer, probe_env
-from parl_like.algorithms import A2C, DQN, SAC, TD3
+from parl_like.algorithms import A2C, BDQ, DQN, RND, SAC, TD3, AlphaZero
 from parl_like.lab.cli import main
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.explorers import EpsilonGreedy
@@ -215,6 +215,13 @@ def test_what_does_not_run_is_said_once_with_the_way_out():
     assert "it got MLPQ and OffPolicyHelper" in found.findings[0].look and "model=" in found.findings[0].look
     with pytest.raises(ConfigError, match="modle"):
         probe_algorithm(Plain, modle=FlatQ)
+
+
+@pytest.mark.parametrize("algorithm", [AlphaZero, BDQ, RND])
+def test_ours_that_do_not_run_alone_are_no_mistake_and_what_is_made_from_them_may_be(algorithm):
+    (found,) = probe_algorithm(algorithm).findings
+    assert (found.law, found.state) == ("runs", "does not apply") and found.reason
+    assert probe_algorithm(type("Mine", (algorithm,), {})).broken == ["runs"]
 
 
 def test_a_network_that_reads_no_mask_is_told_what_a_mask_is():

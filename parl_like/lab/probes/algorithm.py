@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import tempfile
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib import import_module
 from typing import Any, cast
 
@@ -13,7 +14,7 @@ import numpy as np
 from parl_like.agents.episodic import EpisodicHelper
 from parl_like.agents.population import PopulationHelper
 from parl_like.lab import config as configs
-from parl_like.lab.probes.laws import BROKEN, Broken, DoesNotApply, Finding, Findings, Law, tried
+from parl_like.lab.probes.laws import APART, BROKEN, Broken, DoesNotApply, Finding, Findings, Law, tried
 from parl_like.lab.probes.tiny import Move, Table, Tiny, same
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.algorithm import Algorithm
@@ -98,8 +99,14 @@ class AlgorithmProbe:
             parts = (self.options.get("model") or defaults["models"][0], self.options.get("helper") or defaults["helper"])
             named = " and ".join(part if isinstance(part, str) else part.__name__ for part in parts)
             look = f"what it is built with: it got {named}; others are given as model=MyNet helper=MyHelper"
-            return Finding("runs", BROKEN, f"{type(error).__name__}: {error}", look)
+            return Finding("runs", APART if self.ships() else BROKEN, f"{type(error).__name__}: {error}", look)
         return None
+
+    def ships(self) -> bool:
+        """Return whether it is one of ours: where these do not run alone, they are made for several tasks, or players."""
+        with suppress(ConfigError):
+            return import_module("parl_like.robots.settings").named("Algorithm", self.algorithm.__name__) is self.algorithm
+        return False
 
     def chooses(self, state: int, robot: Robot, env: Tiny) -> int:
         """Return the greedy action in a state."""
