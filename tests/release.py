@@ -28,6 +28,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+TRIED = ("3.11", "3.12", "3.13")
+"""Those whose wheels have been built and loaded; the whole of the tests runs with the first. Classifiers say no more."""
 AUDITWHEEL = "auditwheel==6.8.2"
 EARLIEST = 315_532_800
 """1980, the first year of a zip file, in seconds."""
@@ -84,9 +86,12 @@ def uv() -> str:
 
 
 def python_of(name: str) -> Path | None:
-    """Return the interpreter of a version or a path, where uv finds it and extensions can be compiled for it, else None."""
+    """Return the interpreter of a version or a path, where uv finds it, among pyenv's too, and extensions can be compiled for it,
+    else None."""
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv")) / "versions"
+    path = os.pathsep.join([os.environ.get("PATH", ""), *map(str, sorted(pyenv.glob("*/bin")))])
     found = subprocess.run([uv(), "python", "find", "--no-project", "--system", "--no-python-downloads", name],
-                           capture_output=True, text=True, check=False)
+                           env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False)
     if found.returncode:
         return None
     asked = "import os, sysconfig; print(os.path.exists(os.path.join(sysconfig.get_path('include'), 'Python.h')))"

@@ -110,8 +110,9 @@ def curves_of(one: Any) -> dict[str, list[Mark]]:
     return {name: drawn[name] for key in algorithm_page.keys(one.__name__) for name in by[key] if name in drawn}
 
 
-PICTURES = {"hierarchy": "hierarchy-doorkey.png", "thinker": "thinker-mini.png", "single": "multiroom.png"}
-"""Robot → a picture of docs/ that shows it."""
+PICTURES = {"hierarchy": ("doorkey.gif", "hierarchy-doorkey.png"), "thinker": ("thinker-mini.png",),
+            "thinker_shared": ("sokoban.png",), "single": ("multiroom.png",)}
+"""Robot → pictures of docs/ that show it. Others have the curves of their marks, as far as marks keep them."""
 
 
 def robot_pages() -> dict[str, str]:
@@ -119,12 +120,13 @@ def robot_pages() -> dict[str, str]:
     the keys of its configuration."""
     scores, pages = algorithm_page.scores(), {}
     for robot, names in sorted(algorithm_page.experiments_of_robots().items()):
-        module, picture = import_module(f"parl_like.robots.{robot}"), PICTURES.get(robot)
+        module = import_module(f"parl_like.robots.{robot}")
+        pictures = PICTURES.get(robot) or [f"algorithms/curves/{name}.svg" for name in names if name in with_curves()]
         source = f"robots/{robot}/" if hasattr(module, "__path__") else f"robots/{robot}.py"
         rows = [f"| `{name}` | {algorithm_page.experiments.get(name).description} "
                 f"| {algorithm_page.told(scores[name], name) or '–'} |" for name in names]
         parts = [f"# {robot}", f"Source: [{source}](../{source}).", shown(module),
-                 f"![{picture.removesuffix('.png')}]({picture})" if picture else "",
+                 *([f"![{Path(picture).stem}]({picture})" for picture in pictures] or ["No picture of it is kept."]),
                  "\n".join(["| experiment | what | score |", "|---|---|---|", *rows]),
                  "`parl-like train NAME` trains one of them.",
                  f"## Configuration\n\n{shown(module.Config)}" if inspect.getdoc(module.Config) else ""]

@@ -24,8 +24,9 @@ ALL_LOADED = "[...document.images].forEach(image => image.loading = 'eager')"
 WIDE = """[...document.querySelectorAll('article *')].filter(one => {
     const box = one.getBoundingClientRect();
     if (!box.width || box.right <= document.documentElement.clientWidth + 1) return false;
-    for (let up = one.parentElement; up; up = up.parentElement) if (getComputedStyle(up).overflowX !== 'visible') return false;
-    return true;
+    let up = one.parentElement;
+    while (up.localName !== 'article' && getComputedStyle(up).overflowX === 'visible') up = up.parentElement;
+    return up.localName === 'article';
 }).map(one => `${one.tagName.toLowerCase()}.${one.className} "${one.textContent.trim().slice(0, 40)}"`)"""
 """Elements that stick out of the window, and lie in no box that scrolls."""
 

@@ -68,7 +68,10 @@ def test_versions_agree():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == parl_like.__version__
     named = [one.rpartition(" ")[2] for one in project["classifiers"] if one.startswith("Programming Language :: Python :: ")]
-    assert tuple(named) == release.PYTHONS and project["requires-python"] == f">={named[0]}"
+    assert tuple(named) == release.TRIED and project["requires-python"] == f">={named[0]}"
+    assert set(named) <= set(release.PYTHONS)
+    tried = f"Wheels of {release.TRIED[1]} and {release.TRIED[2]} are built, and their compiled modules load."
+    assert tried in (ROOT / "docs/start/install.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(scope="module")

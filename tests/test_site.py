@@ -55,7 +55,8 @@ def test_a_page_of_an_algorithm_says_what_it_takes_who_is_beside_it_and_what_its
 def test_a_robot_has_a_page_with_its_picture_experiments_and_keys():
     pages = site_pages.robot_pages()
     assert pages.keys() == {algorithm_page.experiments.get(path.stem).robot for path in algorithm_page.EXPERIMENTS.glob("*.yaml")}
-    assert "](../hierarchy-doorkey.png)" in pages["hierarchy"] and "| `hierarchy-doorkey` | " in pages["hierarchy"]
+    assert all(("![" in page) != ("\nNo picture of it is kept.\n" in page) for page in pages.values())
+    assert "](../doorkey.gif)" in pages["hierarchy"] and "| `hierarchy-doorkey` | " in pages["hierarchy"]
     assert "**horizon**: Steps after which a goal is given up." in pages["hierarchy"]
 
 
