@@ -250,9 +250,10 @@ class Parts:
                     raise ConfigError(f"Config: key {key!r}: {_no_data(owner, name, self.objects[full])}")
                 known = {end: full for full in self.settings for end in ends(full)} | {field: field for field in self.fields}
                 if not our_name(key, known) and (others := _others_with(key)):
-                    raise ConfigError(f"Config has no key {key!r}: it is a setting of {' and '.join(others)}, which this robot "
-                                      "is not built of; an experiment's own settings count, too, so begin with one whose robot "
-                                      "is (parl-like list)")
+                    these = " and ".join(others if len(others) < 5 else [", ".join(others[:3]), f"{len(others) - 3} more"])
+                    raise ConfigError(f"Config has no key {key!r}: it is a setting of {these}, which this robot is not built of; "
+                                      "an experiment's own settings count, too, so begin with one whose robot is "
+                                      "(parl-like list)")
                 near = nearest(key, known) or nearest(key.rpartition(".")[2], known)
                 way = f"; did you mean {near!r}?" if near else "; --show-config prints what can be set"
                 raise ConfigError(f"Config has no key {key!r}, and nothing that this robot is built of has{way}")

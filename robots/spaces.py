@@ -64,7 +64,8 @@ def probed(source: EnvSource, key: str = "env") -> tuple[dict[str, Any], type[Ag
     except (gym.error.Error, ImportError) as error:
         if not (isinstance(source, str) or isinstance(source, partial) and source.func in (wrapped, several)):
             raise  # of the user's own factory
-        raise ConfigError(f"Config: key {key!r}: {str(error).splitlines()[0]}") from None
+        own = " One of your own is written module:ID." if isinstance(error, gym.error.NameNotFound) else ""
+        raise ConfigError(f"Config: key {key!r}: {str(error).splitlines()[0]}{own}") from None
     if has_players(env):
         return _of_players(env, key), TurnAgent if takes_turns(env) else SimultaneousAgent
     many = isinstance(env, VectorEnv)

@@ -238,6 +238,7 @@ def test_the_last_one_counts_and_the_robot_says_so():
 
 @pytest.mark.parametrize(("words", "message"), [
     (["taw=1"], "no key 'taw'.*did you mean 'tau'"), (["PPO.clip=0.1"], "no key 'PPO.clip': it is a setting of PPO, which"),
+    (["algorithm=PPO", "n_step=3"], r"no key .n_step.: it is a setting of BCQ, BDQ, BasicDQN and \d+ more, which this robot"),
     (["unroll=8"], "no key .unroll.: it is a setting of .*OnPolicyHelper and .* not built of; an "
      "experiment's own settings count, too, so begin with"),
     (["sed=1"], "no key 'sed'.*did you mean 'seed'"),
@@ -416,10 +417,11 @@ def test_an_evaluation_has_an_environment_of_its_own():
 
 
 @pytest.mark.parametrize(("words", "message"), [
+    (["env=Kettle-v0"], "key 'env': Environment `Kettle` doesn't exist. One of your own is written module:ID"),
     (["eval_env=CartPole-v9"], "key 'eval_env': Environment version `v9` for environment `CartPole` doesn't exist"),
     (["eval_env=Acrobot-v1"], r"key 'eval_env': its observations are Box\(.*\(6,\), float32\), in training Box\(.*\(4,\), "),
     (["eval_env.wrappers=[NoisyObservation]", "NoisyObservation.n=2"], "key 'eval_env': its observations are .* need the same")])
-def test_an_environment_that_evaluations_cannot_use_is_refused_before_training(words, message):
+def test_an_environment_that_cannot_be_used_is_refused_before_training(words, message):
     with pytest.raises(ConfigError, match=message):
         robot(*words)
 
