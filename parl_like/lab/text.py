@@ -33,6 +33,11 @@ def escaped(text: str, keep: str = "") -> str:
                    one.encode("unicode_escape").decode() for one in text)
 
 
+def colourless(text: str) -> str:
+    """A text without colours of a terminal."""
+    return _COLOURS.sub("", text)
+
+
 def lines(text: str) -> str:
     """Text of several lines, which may have tabs; else as `escaped`."""
     return escaped(text, "\n\t")
@@ -63,7 +68,7 @@ def for_html(text: str) -> str:
 
 def for_page(text: str) -> str:
     """Text that a page's own script writes as text: without colours of a terminal, else as `lines`, and not too long."""
-    return cut(lines(_COLOURS.sub("", text)))
+    return cut(lines(colourless(text)))
 
 
 def for_csv(value: object) -> str:
@@ -98,7 +103,7 @@ class Printer:
         self.stream, self.short = stream, short
 
     def write(self, text: str) -> int:
-        shown, code = lines(_COLOURS.sub("", text)), getattr(self.stream, "encoding", None) or "utf-8"
+        shown, code = lines(colourless(text)), getattr(self.stream, "encoding", None) or "utf-8"
         shown = cut(shown) if self.short else shown
         self.stream.write(shown if shown.isascii() else shown.encode(code, "backslashreplace").decode(code))
         return len(text)

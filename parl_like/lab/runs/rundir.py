@@ -39,7 +39,7 @@ from parl_like.lab.config import flat
 from parl_like.lab.experiment import ExperimentSource, Name
 from parl_like.lab.runs.lock import process_started
 from parl_like.lab.runs.outbox import Outbox, RunError
-from parl_like.lab.text import lines
+from parl_like.lab.text import colourless, lines
 from parl_like.lab.yaml_text import Tree, dump_yaml, load_yaml
 from parl_like.values.user_calls import is_users
 
@@ -417,7 +417,7 @@ def logged(run: RunDir, warned: Callable[[str], None]) -> Iterator[None]:
             before(message, category, filename, lineno, file, line)
         else:
             where = f" ({filename}:{lineno})" if is_users(filename) else ""
-            _LOG.warning("%s: %s%s", category.__name__, message, where)
+            _LOG.warning("%s: %s%s", category.__name__, colourless(str(message)), where)  # gymnasium's are yellow
 
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)
