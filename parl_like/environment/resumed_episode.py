@@ -12,12 +12,11 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.vector import VectorEnv
 
-from parl_like.data.buffers.fields import is_part
 from parl_like.data.storage.state_check import check_count
 from parl_like.environment.factory import AnyEnv
 from parl_like.environment.state import can_hold, clone_state, hold, restore_state, unhold
 from parl_like.interfaces import ActingAgent
-from parl_like.learning.explorers.uniform import random_actions
+from parl_like.learning.explorers.uniform import masks_in, random_actions, random_legal
 from parl_like.values.action_codec import ActionCodec
 from parl_like.values.errors import AgentFailed, Stopped, TaskFailed, WrongCaller
 from parl_like.values.plain import State
@@ -216,15 +215,13 @@ def _check_counts(saved: tuple[object, ...], own: tuple[Any, ...]) -> None:
 
 def _some_action(env: Any, obs: object, specs: Mapping[str, Spec]) -> object:
     """Return an action of those that the observation's `mask` allows, if it has one; of a vector environment one for each."""
-    masks = {name.removeprefix("obs."): np.asarray(value) for name, value in leaves(obs, "obs") if is_part(name, "obs.mask")}
-    if not masks:
+    if not (masks := masks_in(obs)):
         return as_space(env.action_space, {name: spec.legal(1)[0] for name, spec in specs.items()}, "act")
-    many = isinstance(env, VectorEnv)
-    codec = ActionCodec(env.single_action_space if many else env.action_space)
-    assert codec.space is not None
-    drawn = random_actions(codec.space, np.random.default_rng(0), env.num_envs if many else 1, masks)
-    actions = codec.listed(drawn)
-    return codec.to_env(drawn) if many or actions is None else actions[0]
+    rng = np.random.default_rng(0)
+    if not isinstance(env, VectorEnv):
+        return random_legal(env.action_space, rng, obs)
+    space = env.single_action_space
+    return ActionCodec(space).to_env(random_actions(space, rng, env.num_envs, masks))
 
 
 def _specs(env: object, space: str, name: str) -> dict[str, Spec]:

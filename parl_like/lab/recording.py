@@ -23,9 +23,8 @@ from parl_like.lab.runs.checkpoint import Checkpoints
 from parl_like.lab.runs.rundir import RunDir, git_state
 from parl_like.lab.runs.trained import Train, train_to_the_end
 from parl_like.lab.yaml_text import UsageError
-from parl_like.learning.explorers import random_actions
+from parl_like.learning.explorers.uniform import random_legal
 from parl_like.run.evaluation import EPISODE_LIMIT
-from parl_like.values.action_codec import ActionCodec
 from parl_like.values.errors import unknown
 from parl_like.values.spec import Array, leaves, nest
 
@@ -201,14 +200,11 @@ def at_random(source: EnvSource, episodes: int, rng: np.random.Generator) -> lis
     """Return episodes of actions that are drawn evenly, legal ones where observations have a `mask`."""
     found: list[PlayedEpisode] = []
     with closing(EpisodeRecorder(one_env(source), found)) as env:
-        codec = ActionCodec(env.action_space)
         while len(found) < episodes:
             obs, _ = env.reset(seed=int(rng.integers(2**31)))
             over = False
             while not over:
-                masks = {"mask": np.asarray(obs["mask"])} if isinstance(obs, Mapping) and "mask" in obs else {}
-                acts: Any = codec.listed(random_actions(env.action_space, rng, 1, masks))
-                obs, _, terminated, truncated, _ = env.step(acts[0])
+                obs, _, terminated, truncated, _ = env.step(random_legal(env.action_space, rng, obs))
                 over = terminated or len(found) == episodes or truncated
     return found
 

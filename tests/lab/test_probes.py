@@ -14,6 +14,7 @@ from parl_like.algorithms import A2C, BDQ, DQN, RND, SAC, TD3, AlphaZero
 from parl_like.lab.cli import main
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.explorers import EpsilonGreedy
+from tests.fakes.masked_pick import Locked
 
 
 class NoEnd(DQN):
@@ -269,6 +270,11 @@ def test_observations_of_every_shape_keep_the_laws(space):
 def test_what_breaks_the_laws_is_named_in_plain_text(env, broken):
     found = probe_env(env, steps=20)
     assert broken in found.broken and "\x1b" not in str(found)
+
+
+def test_an_environment_that_refuses_illegal_actions_is_played_with_legal_ones():
+    found = probe_env(Locked, steps=20)
+    assert {one.law for one in found.findings if one.state != "holds"} == {"leaves actions as they are"}, str(found)
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):

@@ -14,6 +14,7 @@ from parl_like.lab.cli import main
 from parl_like.lab.recorded import provenance_of
 from parl_like.lab.yaml_text import ConfigError, UsageError
 from parl_like.run.evaluation import Episodes
+from tests.fakes.masked_pick import Locked
 
 ARGS = ["total_steps=600", "n_agents=2", "warmup=100", "learn_every=8", "checkpoint_every=300", "hidden=[16]",
         "tensorboard=false", "eval_episodes=2"]
@@ -118,6 +119,10 @@ def test_shipped_data_sets_can_be_made_and_are_found_by_name(monkeypatch, tmp_pa
     (tmp_path / "data" / "cartpole-replay").mkdir(parents=True)
     assert recorded.directory_of("cartpole-replay") == "data/cartpole-replay" and recorded.directory_of("mine") == "mine"
     assert recorded.missing({"data": "cartpole-replay"}) == []
+
+
+def test_random_play_keeps_to_the_mask_of_each_part_of_an_action():
+    assert [len(one.rewards) for one in recording.at_random(Locked, 5, np.random.default_rng(0))] == [10] * 5
 
 
 def test_normalised_scores_lie_between_random_and_expert():

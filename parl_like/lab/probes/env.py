@@ -13,6 +13,7 @@ from gymnasium.utils.env_checker import check_env
 from parl_like.environment.factory import make_one
 from parl_like.environment.state import clone_state, restore_state
 from parl_like.lab.probes.laws import Broken, DoesNotApply, Findings, Law, tried
+from parl_like.learning.explorers.uniform import masks_in, random_legal
 from parl_like.values.copying import copied
 from parl_like.values.spec import leaves
 
@@ -36,6 +37,29 @@ def check_gymnasium(env: gym.Env[Any, Any], skip_render: bool = False, harmless:
         check_env(env, skip_render_check=skip_render)
 
 
+def drawn(space: gym.Space[Any], obs: Any) -> Any:
+    """Return a random action; where the observation has a `mask`, a legal one."""
+    return random_legal(space, space.np_random, obs) if masks_in(obs) else space.sample()
+
+
+def may_have_masks(env: gym.Env[Any, Any]) -> bool:
+    """Return whether the observations of an environment have the key `mask`."""
+    return isinstance(env.observation_space, gym.spaces.Dict) and "mask" in env.observation_space.keys()
+
+
+class OnlyLegal(gym.Wrapper[Any, Any, Any, Any]):
+    """Takes a legal action in place of each one, for a checker that does not know masks. It is the same one in the same state."""
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self.obs, info = self.env.reset(seed=seed, options=options)
+        return self.obs, info
+
+    def step(self, action: Any) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        act = random_legal(self.action_space, np.random.default_rng(0), self.obs)
+        self.obs, *rest = self.env.step(act)
+        return self.obs, *rest
+
+
 class EnvProbe:
     """The laws of the environments that `make()` gives."""
 
@@ -48,10 +72,7 @@ class EnvProbe:
         obs, _ = env.reset(seed=seed)
         out: list[tuple[Any, ...]] = [(copied(obs),)]
         for _ in range(n):
-            mask = obs.get("mask") if isinstance(obs, dict) and isinstance(env.action_space, gym.spaces.Discrete) else None
-            legal = None if mask is None or not np.any(mask) else np.asarray(mask, np.int8)
-            act = env.action_space.sample(legal) if legal is not None else env.action_space.sample()
-            obs, rew, terminated, truncated, _ = env.step(act)
+            obs, rew, terminated, truncated, _ = env.step(drawn(env.action_space, obs))
             out.append((copied(obs), rew, bool(terminated), bool(truncated)))
             if terminated or truncated:
                 obs, _ = env.reset()
@@ -62,7 +83,7 @@ class EnvProbe:
         """Run gymnasium's checker."""
         env = self.make()
         try:
-            check_gymnasium(env, skip_render=True, harmless=f"{HARMLESS}|{ADVICE}")
+            check_gymnasium(OnlyLegal(env) if may_have_masks(env) else env, skip_render=True, harmless=f"{HARMLESS}|{ADVICE}")
         finally:
             env.close()
 
@@ -100,9 +121,9 @@ class EnvProbe:
         env = self.make()
         env.action_space.seed(3)
         obs, _ = env.reset(seed=3)
-        kept = copied(obs)
+        kept = now = copied(obs)
         for _ in range(min(self.steps, 5)):
-            _, _, terminated, truncated, _ = env.step(env.action_space.sample())
+            now, _, terminated, truncated, _ = env.step(drawn(env.action_space, now))
             if not alike((obs,), (kept,)):
                 raise Broken("an observation changes with the next step: helpers copy it, scripts of yours may not")
             if terminated or truncated:
@@ -111,7 +132,7 @@ class EnvProbe:
     def state(self) -> None:
         """Go on twice from one state. Raises Broken where the law is broken, DoesNotApply where it is not about this."""
         env = self.make()
-        self.played(env, min(self.steps, 5))
+        obs = self.played(env, min(self.steps, 5))[-1][0]
         try:
             kept = clone_state(env)
         except TypeError as error:
@@ -120,7 +141,7 @@ class EnvProbe:
         for _ in range(2):
             restore_state(env, kept)
             env.action_space.seed(4)
-            futures.append(copied(env.step(env.action_space.sample())[:4]))
+            futures.append(copied(env.step(drawn(env.action_space, obs))[:4]))
         if not alike(*futures):
             raise Broken(f"one state and one action have two outcomes: {futures[0]!r:.90} and {futures[1]!r:.90}")
 

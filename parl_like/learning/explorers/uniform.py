@@ -9,10 +9,23 @@ from typing import Any
 import gymnasium as gym
 import numpy as np
 
+from parl_like.data.buffers.fields import is_part
 from parl_like.learning.explorers.base import legal, n_logits
 from parl_like.learning.explorers.discrete import one_of
 from parl_like.values.action_codec import ActionCodec
-from parl_like.values.spec import Array, leaf_spaces
+from parl_like.values.spec import Array, leaf_spaces, leaves
+
+
+def masks_in(obs: object) -> dict[str, Array]:
+    """Return what an observation, or N stacked ones, says of legal actions: `mask`, or `mask.arm.grip`, → its array."""
+    return {name.removeprefix("obs."): np.asarray(value) for name, value in leaves(obs, "obs") if is_part(name, "obs.mask")}
+
+
+def random_legal(space: gym.Space[object], rng: np.random.Generator, obs: object) -> Any:
+    """Return an action as the environment takes it, drawn evenly from those that the `mask` of its observation allows."""
+    actions = ActionCodec(space).listed(random_actions(space, rng, 1, masks_in(obs)))
+    assert actions is not None
+    return actions[0]
 
 
 def random_actions(space: gym.Space[object], rng: np.random.Generator, n: int, masks: Mapping[str, Array]) -> dict[str, Array]:
