@@ -255,8 +255,8 @@ class Parts:
                                       "an experiment's own settings count, too, so begin with one whose robot is "
                                       "(parl-like list)")
                 near = nearest(key, known) or nearest(key.rpartition(".")[2], known)
-                way = f"; did you mean {near!r}?" if near else "; --show-config prints what can be set"
-                raise ConfigError(f"Config has no key {key!r}, and nothing that this robot is built of has{way}")
+                way = f"did you mean {near!r}?" if near else "`parl-like train EXPERIMENT --show-config` prints what can be set"
+                raise ConfigError(f"Config has no key {key!r}, and nothing that this robot is built of has; {way}")
             if len(meant) > 1 and key not in meant:
                 raise ConfigError(f"Config: key {key!r} may be {' or '.join(map(repr, meant))}; write more of the name")
 

@@ -333,7 +333,8 @@ def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Rob
                       score=options.get("score", "mean_return"), hooks=options.get("hooks", ()), agent=options.get("agent"),
                       span=Span(config.total_steps, "total_steps" in options))
     except (ConfigError, TypeError, ValueError) as error:
-        raise ValueError(f"Robot.of: {str(error).removeprefix('Config: ')}") from error
+        said = str(error).replace("Config has no key", "no option").replace(", and nothing that", ": nothing that")
+        raise ValueError(f"Robot.of: {said.removeprefix('Config: ')}") from error
     for note in robot.parts.notes():
         _log.warning(note)
     return robot

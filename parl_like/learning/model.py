@@ -37,7 +37,7 @@ import torch
 from torch import nn
 
 from parl_like.learning.fixed_settings import Alias
-from parl_like.learning.layers import Brief, has_unbuilt, require_built
+from parl_like.learning.layers import Brief, UnbuiltError, has_unbuilt, require_built
 from parl_like.learning.layers import sync as sync
 from parl_like.learning.native import Network, compute, float32_of, watched
 from parl_like.values.batch import Batch
@@ -150,7 +150,13 @@ class Model(nn.Module, metaclass=Brief):
                     method(*arguments)
 
     def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
-        require_built(self)  # an optimiser over the layers that happen to exist would leave the others untrained
+        """Yield names and parameters, as torch does. Raises UnbuiltError: a layer waits for its first input."""
+        try:
+            require_built(self)  # an optimiser over the layers that happen to exist would leave the others untrained
+        except UnbuiltError as error:
+            name = type(self).__name__
+            raise UnbuiltError(f"{name}: {error}. Neither q, policy, value or evaluate of {name} nor predict of its algorithm "
+                               "calls it") from None
         return super().named_parameters(*args, **kwargs)
 
     # Torch finds a part of a model by a Python method, which costs 0.6 µs a look (its forward pass of 2 × 64 takes 8), and every

@@ -86,16 +86,22 @@ def without_trace(error: BaseException) -> str:
 
 
 ELSEWHERE = {
-    "alpha": "ent_coef", "batch_size": "train_batch_size", "clip": "clip_param clip_range eps_clip", "delay": "policy_delay",
-    "entropy": "ent_coef", "env": "env_kwargs env_wrapper", "epochs": "n_epochs num_epochs repeat_per_collect",
-    "epsilon": "exploration_final_eps exploration_fraction exploration_initial_eps", "explorer": "action_noise",
+    "adaptive_kl": "kl_target", "alpha": "ent_coef", "batch_size": "train_batch_size", "clip": "clip_param clip_range eps_clip",
+    "delay": "policy_delay", "device": "num_gpus num_gpus_per_learner", "entropy": "ent_coef entropy_coeff",
+    "env": "env_kwargs env_wrapper", "epochs": "n_epochs num_epochs repeat_per_collect",
+    "epsilon": "eps_train exploration_final_eps exploration_fraction exploration_initial_eps", "explorer": "action_noise",
     "episodes": "n_eval_episodes num_episodes", "gamma": "discount discount_factor",
-    "hidden": "hidden_sizes net_arch policy_kwargs", "hooks": "callback callbacks", "lam": "gae_lambda",
-    "learn_every": "train_freq", "lr": "learning_rate", "minibatch_rows": "batch_size", "n_agents": "n_envs num_envs",
-    "n_step": "estimation_step", "size": "buffer_size total_size", "target_period": "target_update_freq target_update_interval",
+    "hidden": "fcnet_hiddens hidden_sizes net_arch policy_kwargs", "hooks": "callback callbacks", "kl_weight": "kl_coeff",
+    "lam": "gae_lambda lambda_", "lr": "learning_rate lr_schedule", "max_grad_norm": "grad_clip",
+    "minibatch_rows": "batch_size minibatch_size", "n_agents": "n_envs num_envs num_envs_per_env_runner",
+    "n_step": "estimation_step", "shared": "vf_share_layers", "size": "buffer_size total_size",
+    "target_period": "target_update_freq target_update_interval",
     "stop": "max_steps num_steps timesteps total_timesteps", "tau": "polyak",
-    "total_steps": "n_timesteps timesteps total_timesteps", "unroll": "n_steps rollout_fragment_length",
-    "updates": "gradient_steps", "value_weight": "vf_coef", "warmup": "learning_starts",
+    "total_steps": "max_epoch max_epochs n_timesteps timesteps total_timesteps",
+    "transforms": "return_scaling rew_norm reward_normalization",
+    "unroll": "n_steps rollout_fragment_length step_per_collect train_batch_size train_batch_size_per_learner",
+    "updates": "gradient_steps update_per_step", "value_weight": "vf_coef vf_loss_coeff", "warmup": "learning_starts",
+    "workers": "num_env_runners num_workers", "learn_every": "step_per_collect train_freq",
     "n_lanes": "buffer_num", "lanes": "buffer_ids", "n": "batch_size sample_size",
 }
 """Names of options → what they are called in Stable-Baselines3 and its Zoo, Tianshou and RLlib."""

@@ -187,11 +187,22 @@ def test_act_needs_no_memory_and_the_right_fields():
     ("DQN", "polyak", "tau"), ("DQN", "train_batch_size", "batch_size"), ("SAC", "ent_coef", "alpha"),
     ("TD3", "policy_delay", "delay"), ("DQN", "total_timesteps", "total_steps"), ("PPO", "batch_size", "minibatch_rows"),
     ("DQN", "exploration_fraction", "epsilon"), ("TD3", "action_noise", "explorer"), ("PPO", "policy_kwargs", "hidden"),
-    ("DQN", "n_timesteps", "total_steps"), ("PPO", "env_kwargs", "env"), ("DQN", "env_wrapper", "env")])
+    ("DQN", "n_timesteps", "total_steps"), ("PPO", "env_kwargs", "env"), ("DQN", "env_wrapper", "env"),
+    ("PPO", "grad_clip", "max_grad_norm"), ("PPO", "kl_coeff", "kl_weight"), ("PPO", "kl_target", "adaptive_kl"),
+    ("PPO", "vf_loss_coeff", "value_weight"), ("PPO", "vf_share_layers", "shared"), ("PPO", "num_env_runners", "workers"),
+    ("PPO", "num_envs_per_env_runner", "n_agents"), ("PPO", "train_batch_size_per_learner", "unroll"),
+    ("PPO", "train_batch_size", "unroll"), ("PPO", "num_gpus_per_learner", "device"), ("PPO", "step_per_collect", "unroll"),
+    ("DQN", "step_per_collect", "learn_every"), ("DQN", "update_per_step", "updates"), ("DQN", "eps_train", "epsilon"),
+    ("PPO", "rew_norm", "transforms"), ("PPO", "max_epoch", "total_steps")])
 def test_names_of_other_libraries_lead_to_ours(algorithm, there, here):
     env = "CartPole-v1" if algorithm in ("PPO", "DQN") else "Pendulum-v1"
     with pytest.raises(ValueError, match=rf"{there}.*; did you mean '(\w+\.)*{here}'\?"):
         Robot.of(algorithm, env, **{there: 1})
+
+
+def test_an_option_that_nobody_has_is_refused_as_one():
+    with pytest.raises(ValueError, match="^Robot.of: no option 'colour': .*`parl-like train EXPERIMENT --show-config` prints"):
+        Robot.of("PPO", "CartPole-v1", colour="red")
 
 
 def test_a_mapping_of_keys_of_info_is_given_as_it_is():

@@ -17,7 +17,7 @@ from parl_like.values.spec import Array, leaf_spaces, leaves
 
 
 def masks_in(obs: object) -> dict[str, Array]:
-    """Return what an observation, or N stacked ones, says of legal actions: `mask`, or `mask.arm.grip`, → its array."""
+    """Return what an observation, or N stacked ones, says of legal actions: `mask`, or `mask.arm.grip`, → [A], or [N, A]."""
     return {name.removeprefix("obs."): np.asarray(value) for name, value in leaves(obs, "obs") if is_part(name, "obs.mask")}
 
 
