@@ -43,7 +43,7 @@ def command(capsys):
 def test_train_eval_play_list_verify_resume(command, tmp_path):
     code, out, _ = command("train fake run_dir=runs/one total_steps=200 seed=3")
     assert code == 0
-    assert out.splitlines()[0] == "fake: counts ..."
+    assert out.splitlines()[0] == "fake: counts; loading ..."
     assert "next: `parl-like play runs/one`" in out.splitlines()[-1]
 
     code, out, _ = command("eval runs/one --episodes 4 --json")
@@ -86,7 +86,7 @@ def test_words_may_stand_anywhere_and_a_file_comes_before_them(command, tmp_path
     assert code == 0
     shown = load_yaml(out)
     assert [shown[key] for key in ("total_steps", "lr", "seed", "n_agents", "checkpoint_every")] == [1000, 2.0, 3, 1, 100]
-    assert err == "fake: counts ...\n"
+    assert err == "fake: counts; loading ...\n"
     assert os.listdir(tmp_path) == ["mine.yaml"]
 
 

@@ -34,7 +34,8 @@ def _train(args: argparse.Namespace) -> int:
     # Before torch: seconds matter here.
     from parl_like.lab.progress import width_of, wrapped
 
-    line = f"{chosen.name}: {chosen.description or 'loading'} ..."
+    about = f"{chosen.description.removesuffix('.')}; " if chosen.description else ""
+    line = f"{chosen.name}: {about}loading ..."
     print(wrapped(line, width_of(args.stream)), file=args.stream, flush=True)
     from parl_like.lab import recorded, runner
 
