@@ -757,7 +757,8 @@ def test_handlers_of_others_get_what_a_logger_below_parl_like_was_set_to(monkeyp
 
 
 def test_warnings_of_python_are_shown_and_kept(monkeypatch):
-    monkeypatch.setattr(FakeRobot, "at_step", {100: lambda: warnings.warn("\x1b[33man agent never steps\x1b[0m", RuntimeWarning, stacklevel=1)})
+    said = "\x1b[33man agent never steps\x1b[0m"
+    monkeypatch.setattr(FakeRobot, "at_step", {100: lambda: warnings.warn(said, RuntimeWarning, stacklevel=1)})
     before = warnings.showwarning
     with warnings.catch_warnings():
         warnings.simplefilter("always")
