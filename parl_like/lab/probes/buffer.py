@@ -58,7 +58,11 @@ class BufferProbe:
         self.equal(buffer, range(6))
 
     def shapes(self) -> None:
-        """Put observations of all shapes in, with a reward that never changes, and read them."""
+        """Put observations of all shapes in, with a reward that never changes, and read them.
+
+        Raises:
+            Broken: what comes out is not what went in.
+        """
         for kind, made in SHAPES.items():
             buffer, number = self.make(SIZE * LANES, LANES, np.random.default_rng(1)), np.array([0, 1_000], np.float32)
             for i in range(3):
