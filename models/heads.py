@@ -398,6 +398,11 @@ def make_head(
 ) -> Head:
     """The head that fits an action space; of Box actions with this distribution.
 
+    Args:
+        in_size: Features of a row that the head reads, [N, in_size].
+        gain: Of the orthogonal weights of its last layer; None: torch's own.
+        log_std_init, state_dependent_std: Of a Box: log σ at the start, and whether it is computed from the features.
+
     Raises:
         TypeError: there is none for it. ValueError: a Dict or Tuple with a part that holds no number, an unknown distribution,
             'beta' or 'squashed' for a Box without finite bounds.
