@@ -77,6 +77,7 @@ def in_words() -> list[dict[str, str]]:
     """`table` for people."""
     words = {True: "yes", False: "no"}
     return [{"algorithm": row["algorithm"],
-             **{key: "any" if row[key] == ALL else ", ".join(row[key]) for key in ("actions", "observations")},
+             **{key: "any" if row[key] == ALL else ", ".join(kind for kind in row[key] if kind != NESTED_CHOICES or NESTED not in
+                                                             row[key]) for key in ("actions", "observations")},
              "images": "convolutions" if row["images"] else "as numbers" if row["observations"] == ALL else "no",
              "masks": words[row["masks"]], "memory": row["memory"]} for row in table()]

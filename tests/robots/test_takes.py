@@ -189,6 +189,8 @@ def test_networks_refuse_with_what_fits(build):
 def test_the_command_shows_the_table(capsys):
     assert main(["list", "--spaces", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["algorithms"] == json.loads(json.dumps(action_spaces.table()))
+    of = {row["algorithm"]: row["actions"] for row in action_spaces.in_words()}  # each kind once
+    assert of["SAC"].endswith("Box, Dict, Tuple") and of["BDQ"].endswith("Dict, Tuple of choices") and of["PPO"] == "any"
     assert main(["list", "--spaces"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["ALGORITHM", "ACTIONS", "OBSERVATIONS", "IMAGES", "MASKS", "MEMORY"]
