@@ -374,3 +374,12 @@ def test_a_list_of_runs_that_are_not_there_says_so(tmp_path, monkeypatch, capsys
     assert main(["list"]) == 0, "nobody has trained yet"
     assert main(["list", "--runs", "rums"]) == 2
     assert "error: --runs rums: there is no such directory; give the one that" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("fake_experiment")
+def test_quiet_shows_nothing_and_the_log_has_it(tmp_path, capfd):
+    assert main(["train", "fake", "--quiet", f"run_dir={tmp_path / 'run'}"]) == 0
+    assert main(["resume", str(tmp_path / "run"), "--quiet", "total_steps=800"]) == 0
+    assert capfd.readouterr() == ("", "") and "solved" in (tmp_path / "run" / "log.txt").read_text()
+    assert main(["train", "fake", "--quiet", "totl_steps=1"]) == 2
+    assert "total_steps" in capfd.readouterr().err

@@ -13,6 +13,7 @@ from parl_like.lab.commands.options import (
     EXACT,
     NO_SNAPSHOT,
     PRETRAINED,
+    QUIET,
     RUN,
     SNAPSHOT,
     SOURCE,
@@ -36,7 +37,9 @@ def _train(args: argparse.Namespace) -> int:
 
     about = f"{chosen.description.removesuffix('.')}; " if chosen.description else ""
     line = f"{chosen.name}: {about}loading ..."
-    print(wrapped(line, width_of(args.stream)), file=args.stream, flush=True)
+    stream = None if args.quiet else args.stream
+    if stream is not None:
+        print(wrapped(line, width_of(stream)), file=stream, flush=True)
     from parl_like.lab import recorded, runner
 
     resolved = config.resolve(chosen.module().Config, chosen.config, file, args.overrides)
@@ -48,8 +51,8 @@ def _train(args: argparse.Namespace) -> int:
         from parl_like.lab import recording
 
         for name in waiting:
-            recording.make(name, say=lambda line: print(line, file=args.stream, flush=True))
-    return runner.train(chosen, resolved, command=args.words, stream=args.stream, debug=args.debug, report=args.report,
+            recording.make(name, say=lambda line: args.quiet or print(line, file=args.stream, flush=True))
+    return runner.train(chosen, resolved, command=args.words, stream=stream, debug=args.debug, report=args.report,
                         timeline=args.timeline, sources=not args.no_snapshot)
 
 
@@ -57,12 +60,13 @@ def _resume(args: argparse.Namespace) -> int:
     from parl_like.lab.runs import rundir
 
     run = rundir.RunDir.open(args.run)
-    print(f"{run.path}: loading ...", file=args.stream, flush=True)
+    if not args.quiet:
+        print(f"{run.path}: loading ...", file=args.stream, flush=True)
     from parl_like.lab import runner
 
-    return runner.resume(run.path, args.overrides, which=args.checkpoint, command=args.words, stream=args.stream,
-                         debug=args.debug, report=args.report, source=args.source, timeline=args.timeline,
-                         sources=not args.no_snapshot)
+    stream = None if args.quiet else args.stream
+    return runner.resume(run.path, args.overrides, which=args.checkpoint, command=args.words, stream=stream, debug=args.debug,
+                         report=args.report, source=args.source, timeline=args.timeline, sources=not args.no_snapshot)
 
 
 def _as_it_was(args: argparse.Namespace) -> int | None:
@@ -167,11 +171,12 @@ VERBS = (
                metavar="EXPERIMENT"),
         words("configuration, e.g. total_steps=20000 seed=3 hidden=[64,64]"),
         option("--config", "YAML file of configuration values; key=value words come before it", metavar="FILE"),
-        option("--show-config", "print all that can be set, as it is, and stop", action="store_true"), TIMELINE, NO_SNAPSHOT,
+        option("--show-config", "print all that can be set, as it is, and stop", action="store_true"),
+        TIMELINE, QUIET, NO_SNAPSHOT,
     )),
     Verb("resume", "continue a run from its last checkpoint", _resume, (
         RUN, words("e.g. total_steps=40000"),
-        checkpoint("newest", NEWEST), EXACT, SOURCE, TIMELINE, NO_SNAPSHOT,
+        checkpoint("newest", NEWEST), EXACT, SOURCE, TIMELINE, QUIET, NO_SNAPSHOT,
     )),
     Verb("eval", "evaluate a trained run without exploration", _eval, (
         RUN, AGAIN,

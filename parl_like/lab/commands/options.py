@@ -54,6 +54,8 @@ EXACT = option("--exact", "the same as --checkpoint exact: the newest of the sch
                action="store_const", const="exact")
 TIMELINE = option("--timeline", "also write timeline.json in the run directory: what the robot does and when, for the page "
                                 "ui.perfetto.dev", action="store_true")
+QUIET = option("--quiet", "show nothing: log.txt in the run directory has it all, the exit code says how it ended",
+               action="store_true")
 NO_SNAPSHOT = option("--no-snapshot", "do not keep the Python sources in the run directory", action="store_true")
 SNAPSHOT = (option("--snapshot", "by the sources that the run was trained with, in a process of its own", action="store_true"),
             option("--trust", "the same where you have not run these sources yourself: their hash, as the refusal names it",
