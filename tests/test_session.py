@@ -45,6 +45,7 @@ TESTS = """
 ])
 def test_what_is_raised_between_the_phases_of_a_test_is_its_own_failure(when, what, said, tmp_path):
     (tmp_path / "conftest.py").write_text((Path(__file__).parent / "conftest.py").read_text() + HOOK)
+    (tmp_path / "slow.txt").touch()
     (tmp_path / "test_them.py").write_text(textwrap.dedent(TESTS))
     done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", "-c", os.devnull,
                            "--rootdir", tmp_path, "test_them.py"], cwd=tmp_path, capture_output=True, text=True,

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from gymnasium.spaces import Box, Dict, Discrete, Tuple
+from masked_pick import Locked
 
 from parl_like import Algorithm, Batch, Model, ReplayBuffer, Window, probe_algorithm, probe_buffer, probe_env
 from parl_like.algorithms import A2C, BDQ, DQN, RND, SAC, TD3, AlphaZero
 from parl_like.lab.cli import main
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.explorers import EpsilonGreedy
-from tests.fakes.masked_pick import Locked
 
 
 class NoEnd(DQN):

@@ -6,6 +6,7 @@ import re
 import gymnasium as gym
 import numpy as np
 import pytest
+from masked_pick import Locked
 
 from parl_like import ReplayBuffer
 from parl_like.data.datasets import from_minari, rows_hash, to_arrays
@@ -14,7 +15,6 @@ from parl_like.lab.cli import main
 from parl_like.lab.recorded import provenance_of
 from parl_like.lab.yaml_text import ConfigError, UsageError
 from parl_like.run.evaluation import Episodes
-from tests.fakes.masked_pick import Locked
 
 ARGS = ["total_steps=600", "n_agents=2", "warmup=100", "learn_every=8", "checkpoint_every=300", "hidden=[16]",
         "tensorboard=false", "eval_episodes=2"]
