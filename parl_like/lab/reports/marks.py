@@ -34,7 +34,7 @@ CURVE = 24  # points of a curve
 _NOT_THE_RESULT = ("seed", "run_dir", "keep_checkpoints", "log_every_s", "tensorboard", "trace")
 
 
-class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """The outcome of one run. `configuration` and `code` are hashes: of all values that can change a score but the seed, and of
     the package's sources; `score` is the evaluation's, by the experiment's `eval_score`; `expect` is result → [least, most] as
     the experiment had it; `seconds` are those of training. `curve`: up to CURVE rows of environment steps, seconds and mean
