@@ -57,7 +57,7 @@ def test_a_mark_keeps_the_curve_and_the_machine(measure, monkeypatch):
     rows = [tuple(float(row[at]) for at in columns) for row in metrics[1:] if row[columns[2]]]
     assert len(rows) >= 2 and 2 <= len(found.curve) <= 3
     for one, whole in zip((found.curve[0], found.curve[-1]), (rows[0], rows[-1]), strict=True):
-        assert one == pytest.approx(whole, rel=1e-4, abs=0.005)
+        assert one == pytest.approx(whole, rel=1e-4, abs=0.006)
     assert " core" in found.machine
 
 
