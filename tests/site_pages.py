@@ -244,8 +244,6 @@ def lay_out(stage: Path) -> None:
         lay(name, f"{head}\n\n{toctree([f'{Path(name).name}/{page}' for page in pages])}\n")
         for page, text in pages.items():
             lay(f"{name}/{page}", text)
-
-
     for name, seen in with_curves().items():
         picture = stage / "docs" / "algorithms" / "curves" / f"{name}.svg"
         picture.parent.mkdir(exist_ok=True)

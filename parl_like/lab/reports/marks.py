@@ -39,7 +39,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     the package's sources; `score` is the evaluation's, by the experiment's `eval_score`; `expect` is result → [least, most] as
     the experiment had it; `seconds` are those of training. `curve`: up to CURVE rows of environment steps, seconds and mean
     return while training, and for learners from data the evaluations instead, whose seconds are not known (0). `machine`: its
-    processor and cores; empty, as is `curve`, in marks of before 2026-11-27."""
+    processor and cores. Both may be empty, in marks of older versions."""
 
     experiment: experiments.Name
     seed: int
