@@ -1,8 +1,8 @@
 """Acting alone: predictions of a task with compiled networks beside those through torch, one VectorAgent beside n agents, and
 what a step costs with many agents.
 
-Predictions: `task.predict` of 1, 8 and 64 rows; calls per second. Agents: environment steps per second in CartPole-v1, nothing is
-learned. Ratios are taken within a round.
+Predictions: `task.predict` of 1, 8 and 64 rows; calls per second. Agents: environment steps per second in CartPole-v1, where
+nothing is learned, and where PPO learns from 128 steps of each environment. Ratios are taken within a round.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import gymnasium as gym
 import numpy as np
 
 from benchmarks.common import compare, machine, ratio, report
-from parl_like import ComputationTask, Robot, VectorAgent, create_algorithm_func
+from parl_like import ComputationTask, OnPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import DDPG, DQN, PPO, SAC
 from parl_like.environment.stop_conditions import StopAfterSteps
 from parl_like.learning.native import Network, networks_of
@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[Any, Any, Any, dict[str, Any]]] = {
     "DQN 2 × 64": (MLPQ, DQN, TWO, {}), "SAC 2 × 256": (MLPActorQ, SAC, BOX, {"hidden": (256, 256)}),
     "DDPG 2 × 256": (MLPActorQ, DDPG, BOX, {"hidden": (256, 256), "policy": "deterministic"}),
 }  # fmt: skip
-ROWS, MANY = (1, 8, 64), (64, 256, 512, 1024)
+ROWS, MANY, UNROLL = (1, 8, 64), (64, 256, 512, 1024), 128
 
 
 def task_of(kind: str) -> ComputationTask:
@@ -56,11 +56,11 @@ def predicting(task: ComputationTask, rows: int, native: Mapping[str, Network], 
         model.native = before
 
 
-def stepping(steps: int, n: int, vector: bool) -> float:
+def stepping(steps: int, n: int, vector: bool, learns: bool = False) -> float:
     many: dict[str, Any] = {"agent": partial(VectorAgent, n)} if vector else {"n_agents": n}
-    task = ComputationTask(ppo(), train=False)
+    task = ComputationTask(ppo(), partial(OnPolicyHelper, unroll=UNROLL) if learns else None, train=learns)
     with Robot("CartPole-v1", tasks={"RL": task}, seed=0, **many) as robot:
-        robot.run(StopAfterSteps(2 * n))
+        robot.run(StopAfterSteps((UNROLL if learns else 2) * n))
         begin, before = perf_counter(), robot.env_steps
         robot.run(StopAfterSteps(max(steps, 4 * n)))
         return (robot.env_steps - before) / (perf_counter() - begin)
@@ -98,11 +98,13 @@ def measure(rounds: int, scale: float) -> tuple[dict[str, Any], list[str]]:
             took = ", ".join(f"{name} {1e6 / rate['median']:.1f} µs" for name, rate in rates.items())
             lines.append(f"{kind}, {n} rows: {took}, {ratio(rates['native'], rates['torch']):.1f}×")
     for n in (8, 64):
-        work_of = partial(stepping, int(20_000 * scale), n)
-        rates = compare({"VectorAgent": partial(work_of, True), "agents": partial(work_of, False)}, rounds)
-        result["agents"][str(n)] = {"rates": rates, "ratio": ratio(rates["VectorAgent"], rates["agents"])}
-        lines.append(f"{n} environments: " + ", ".join(f"{name} {rate['median']:,.0f} steps/s" for name, rate in rates.items())
-                     + f", {ratio(rates['VectorAgent'], rates['agents']):.2f}×")
+        for learns in (False, True):
+            work_of = partial(stepping, int((80_000 if learns else 20_000) * scale), n, learns=learns)
+            rates = compare({"VectorAgent": partial(work_of, True), "agents": partial(work_of, False)}, rounds)
+            name = f"{n}, PPO learns" if learns else f"{n}"
+            result["agents"][name] = {"rates": rates, "ratio": ratio(rates["VectorAgent"], rates["agents"])}
+            lines.append(f"{name}: " + ", ".join(f"{who} {rate['median']:,.0f} steps/s" for who, rate in rates.items())
+                         + f", {ratio(rates['VectorAgent'], rates['agents']):.2f}×")
     counts = [n for n in MANY if n <= max(MANY[-1] * scale, 64)]
     rates = compare({str(n): partial(stepping, int(40_000 * scale), n, False) for n in counts}, rounds)
     base = counts[min(1, len(counts) - 1)]

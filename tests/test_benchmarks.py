@@ -82,7 +82,7 @@ def test_json_out(name, argv, capsys):
         assert {"external sampling kuhn", "outcome sampling kuhn", "nash_conv leduc"} <= cases.keys()
     elif name == "acting":
         assert len(result["predict"]) == 15 and all(case["ratio"] > 0 for case in result["predict"].values())
-        assert set(result["agents"]) == {"8", "64"} and set(result["many"]) == {"64"}
+        assert set(result["agents"]) == {"8", "8, PPO learns", "64", "64, PPO learns"} and set(result["many"]) == {"64"}
     elif name == "pixels":
         assert all(result["cases"]["PPO"][what]["parl_like"]["median"] > 0 for what in ("steps_per_cpu_s", "peak_mb"))
     elif name == "returns":
