@@ -32,7 +32,7 @@ from parl_like.lab.yaml_text import ConfigError, show
 from parl_like.learning.explorers import Explorer
 from parl_like.learning.schedule import Exponential, Linear, Schedule
 from parl_like.learning.span import Span
-from parl_like.robots.unread import Reads
+from parl_like.run.unread import Reads
 from parl_like.values.errors import nearest, our_name, unknown
 
 CATALOGUE: dict[str, Sequence[str]] = {

@@ -240,9 +240,6 @@ def made_anew(owner: Callable[..., Any], args: Mapping[str, Any]) -> Callable[[]
     return lambda: owner(**copy.deepcopy(dict(args)))
 
 
-HERE = ("cooperative", "threads")
-"""Drivers whose agents are in this process."""
-
 GIVEN = ("env", "n_agents", "driver", "seed", "trace", "score", "eval_env", "hooks")
 """Arguments of a Robot that a configuration has under keys of its own."""
 
@@ -258,11 +255,12 @@ def robot_with(config: PartsConfig, env: EnvSource, tasks: Mapping[str, Computat
     """
     options, own = parts.args("", Robot, skip=GIVEN), hooks_of_config(config.hooks, parts)
     parts.check()
-    if config.driver not in HERE:
-        parts.reads.forget()  # other processes read settings, too
-    robot = Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=config.robot_driver(), seed=config.seed,
+    driver = config.robot_driver()
+    for name in getattr(driver, "tasks", ()):  # they are in actors of their own, which do not say what they read
+        parts.reads.forget(f"robot.tasks.{name}.")
+    robot = Robot(env, tasks=tasks, agent=agent, n_agents=config.n_agents, driver=driver, seed=config.seed,
                   trace=config.trace, eval_env=eval_env, score=score, hooks=[*hooks_of(hooks, "Robot"), *own], **options)
-    robot.parts, robot.span = parts, parts.span
+    robot.parts, robot.span, robot.pool.reads = parts, parts.span, parts.reads
     lanes = config.n_agents * max(getattr(getattr(config, "env", None), "vector", 0), 1)
     robot.notes += [*parts.notes(), *(robot.diagnosis.too_short(config.total_steps, lanes) if parts.span.given else [])]
     return robot

@@ -20,6 +20,7 @@ from parl_like.run.lifecycle import Lifecycle
 from parl_like.run.pool_options import PoolOptions
 from parl_like.run.run_hooks import RunHooks
 from parl_like.run.statistics import Counted, Statistics
+from parl_like.run.unread import Reads
 from parl_like.tasks.task import Mode
 from parl_like.values.agent_orders import AgentSignal
 from parl_like.values.parts import view
@@ -43,6 +44,7 @@ class AgentPool(Counted):
         should_stop: The stop condition of the run, asked after every act.
         free_steps: Returns how many steps may be taken before it has to be asked; None: any number.
         stop_requested: True while the run is about to end.
+        reads: Which of the robot's settings were read.
         borrowed: Whether the environment belongs to somebody who will use it after this pool is closed.
     """
 
@@ -62,6 +64,7 @@ class AgentPool(Counted):
         self.statistics = Statistics() if statistics is None else statistics
         self.warned: set[str] = set() if options.warned is None else options.warned
         self.idlers: list[Agent] = []
+        self.reads = Reads()
         self.end_when(None)
         self.stop_requested = self.borrowed = False
         self._robot: Callable[[], RunPort | None] = weakref.ref(self) if robot is None else robot
@@ -155,11 +158,12 @@ class AgentPool(Counted):
         self.should_stop, self.free_steps = should_stop, free_steps
 
     def take_over(self, notes: Mapping[str, Any]) -> None:
-        """Take over what the pool of a worker has counted beside its steps, and said."""
+        """Take over what the pool of a worker has counted beside its steps, said, and read of settings."""
         self.statistics.bad_values += notes.get("bad", 0)
         self.statistics.episodes_cut += notes.get("cuts", 0)
         for text in notes.get("said", "").splitlines():
             self.tell(text)
+        self.reads.note(notes.get("read", "").splitlines())
 
     def request_stop(self) -> None:
         """End the run: no agent takes another step, each waits where it is."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from typing import Any, TypeGuard
 
 import msgspec
@@ -88,8 +88,7 @@ class RobotState:
         if self._robot.pool.lifecycle.phase is Phase.WAITING:
             log.warning("Robot.state_dict: episodes are open, of which a state knows nothing, so a robot that loads it does "
                         "not go on as this one. Call checkpoint_boundary() first, or save()")
-        parts = self._robot.parts
-        with nullcontext() if parts is None else parts.reads.paused():
+        with self._robot.pool.reads.paused():
             return {**self._robot.pool.driver.states.state_dict(buffers), **self.acting()}
 
     def acting(self) -> State:

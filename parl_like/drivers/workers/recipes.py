@@ -52,4 +52,4 @@ class Recipes:
         return Recipe(
             worker.name, proxies, for_elsewhere(made_of.env), made_of.agent, made_of.label, pool.mode, self._sync, seeds,
             (root.entropy, (*root.spawn_key, 2_000_000 + worker.number, *again)), pool.trace is not None,
-            self._agent_restarts, len(pool.agents), worker.agents[0].n_envs, self.watching)
+            self._agent_restarts, len(pool.agents), worker.agents[0].n_envs, self.watching, pool.reads)

@@ -193,6 +193,8 @@ class Worker:
             notes["bad"], done.bad_values = done.bad_values, 0
         if pool.said:
             notes["said"], pool.said = "\n".join(pool.said), []
+        if read := pool.reads.take():
+            notes["read"] = "\n".join(read)
         for name, rows in done.rows.take().items():
             notes[f"rows {name}"] = list(rows)
         for queue in self.driver.queues:
@@ -339,8 +341,10 @@ class Worker:
         self._answer(self._digests())
 
     def _state(self, message: Message) -> None:
-        self._answer({"agents": {str(agent.index): agent.state_dict() for agent in self.pool.agents}, "trace": self._digests(),
-                      "buffers": buffer_states(self.pool.agents, self.pool.buffers, message.notes["buffers"])})
+        pool = self.pool
+        with pool.reads.paused():
+            self._answer({"agents": {str(agent.index): agent.state_dict() for agent in pool.agents}, "trace": self._digests(),
+                          "buffers": buffer_states(pool.agents, pool.buffers, message.notes["buffers"])})
 
     def _load(self, message: Message) -> None:
         state = unpack_state(message.arrays)

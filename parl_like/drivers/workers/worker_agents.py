@@ -15,10 +15,11 @@ from greenlet import getcurrent
 from parl_like.agents.agent import Agent
 from parl_like.drivers.cooperative import CooperativeDriver
 from parl_like.drivers.messages import ERRORS, Kind, Message, text_of
-from parl_like.drivers.workers.proxies import TaskProxy
+from parl_like.drivers.workers.proxies import AlgorithmProxy, TaskProxy
 from parl_like.environment.factory import make_one
 from parl_like.environment.hooks import Hook, TraceHash
 from parl_like.interfaces import AgentPort, RunPort
+from parl_like.learning.algorithm import Algorithm
 from parl_like.process.child import RestartBudget
 from parl_like.run.agent_maker import AgentMaker
 from parl_like.run.agent_pool import AgentPool
@@ -26,6 +27,7 @@ from parl_like.run.driver import CALLED_BY_AGENT
 from parl_like.run.helper_maker import HelperMaker
 from parl_like.run.pool_options import PoolOptions
 from parl_like.run.statistics import Counted, Statistics
+from parl_like.run.unread import Reads
 from parl_like.tasks.prediction_queue import PredictionQueue
 from parl_like.tasks.queues import RequestBatch, RequestQueue
 from parl_like.tasks.task import ComputationTask
@@ -56,6 +58,7 @@ class Recipe:
         n_agents: Of all workers. n_envs: Of the agent that the robot made as an example.
         shared: Folder of the blocks that both processes map; empty: all rows travel in messages.
         watching: Functions of `StopWhenAgent`, which are asked of each agent after each act.
+        reads: Settings that nothing has read.
     """
 
     name: str
@@ -72,6 +75,7 @@ class Recipe:
     n_agents: int
     n_envs: int
     watching: list[Callable[[Agent], bool]] = field(default_factory=list)
+    reads: Reads = field(default_factory=Reads)
     shared: str = ""
 
 
@@ -376,6 +380,8 @@ class WorkerPool(AgentPool):
         options = PoolOptions(tasks, recipe.env, recipe.agent, seed, "processes", recipe.sync, recipe.mode, recipe.label,
                               trace=TraceHash() if recipe.trace else None)
         super().__init__(options, lambda: self._proxy, WorkerStatistics())
+        self.reads = recipe.reads
+        self.reads.watch_proxy(Algorithm, AlgorithmProxy)
         self._proxy = RobotProxy(self)
         self.fill(len(recipe.agents))
         self.watching = WatcherReport(recipe.watching)

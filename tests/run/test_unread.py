@@ -1,14 +1,17 @@
 """A setting that is given and that nothing reads has no effect in this robot, which says so."""
 
-import pytest
+import pickle
 
-from parl_like import Robot
+import pytest
+from transport_fakes import ON_RAY
+
+from parl_like import OffPolicyHelper, Robot
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab.cli import main
 from parl_like.robots import thinker
 from parl_like.robots.thinker.config import Config
-from parl_like.robots.unread import Noted, Reads, only_kept
+from parl_like.run.unread import Noted, Reads, only_kept
 
 
 class Part:
@@ -45,8 +48,62 @@ def test_reads_are_noted_once_and_nothing_stays():
     assert reads.unread() == ["a.kept"] and one.kept == 6 and Below(kept=7).kept == 7
     assert reads.unread() == [] and "kept" not in vars(Below)
     reads.watch("a.own", Below, "own")
+    another = Reads()
+    another.watch("a.own", Below, "own")
+    another.forget()
+    assert another.unread() == [] and isinstance(vars(Below)["own"], Noted)
+    reads.watch("b.kept", Part, "kept")
+    reads.forget("a.")
+    assert reads.unread() == ["b.kept"] and "own" not in vars(Below)
     reads.forget()
-    assert reads.unread() == [] and "own" not in vars(Below)
+    assert reads.unread() == [] and "kept" not in vars(Part)
+
+
+class Proxy:
+    """Stands for a part that is elsewhere, with its attributes."""
+
+    def __init__(self, **attributes):
+        vars(self).update(attributes)
+
+
+def test_a_worker_looks_out_for_what_was_unread_and_says_once_what_is_read_there():
+    here = Reads()
+    here.watch("a.kept", Below, "kept")
+    here.watch("a.own", Below, "own")
+    assert Below(own=3).own == 3
+    packed = pickle.dumps(here)
+    here.forget()  # the worker is another process
+    there = pickle.loads(packed)
+    assert there.unread() == ["a.kept"] and there.take() == []
+    there.watch_proxy(Part, Proxy)
+    assert Proxy(kept=1).kept == 1 and there.take() == ["a.kept"] and there.take() == []
+    assert "kept" not in vars(Proxy) and "kept" in vars(Below)
+    there.forget()
+
+    here.watch("a.kept", Below, "kept")
+    here.note(["a.kept", "a.gone"])
+    assert here.unread() == [] and "kept" not in vars(Below)
+
+
+class Keeps(OffPolicyHelper):
+    """One argument that only agents read, and one that nothing reads."""
+
+    def __init__(self, seen=0, unseen=0, **options):
+        super().__init__(**options)
+        self.seen, self.unseen = seen, unseen
+
+    def store(self, *row):
+        assert self.seen == 7
+        return super().store(*row)
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads", "processes", pytest.param("ray", marks=ON_RAY)])
+def test_a_setting_that_only_agents_read_has_an_effect(driver):
+    with Robot.of("DQN", "CartPole-v1", helper=Keeps, n_agents=2, seen=7, unseen=7, warmup=8, batch_size=4,
+                  driver=driver) as robot:
+        robot.run(40)
+        assert [line for line in robot.remarks() if "no effect" in line] == [
+            "Keeps.unseen=7 has no effect in this robot: nothing has read it"]
 
 
 def test_a_setting_without_effect_is_told_after_training(tmp_path, monkeypatch, capsys):

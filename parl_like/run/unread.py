@@ -6,7 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from typing import Any
@@ -52,68 +52,109 @@ class Noted:
     nothing afterwards.
 
     Attributes:
+        owner, attribute: Where it stands.
         read: It was. paused: Reads do not count at this moment.
+        robots: How many look out for it.
     """
 
     def __init__(self, owner: type, attribute: str) -> None:
-        self.read = self.paused = False
-        self._owner, self._attribute = owner, attribute
+        self.read, self.paused, self.robots = False, False, 0
+        self.owner, self.attribute = owner, attribute
         self._mine = attribute in vars(owner)
         self._before = inspect.getattr_static(owner, attribute, None)
         setattr(owner, attribute, self)
 
     def undo(self) -> None:
         """Put back what was there. May be called twice."""
-        if vars(self._owner).get(self._attribute) is self:
+        if vars(self.owner).get(self.attribute) is self:
             with suppress(AttributeError):  # another thread was faster
-                setattr(self._owner, self._attribute, self._before) if self._mine else delattr(self._owner, self._attribute)
+                setattr(self.owner, self.attribute, self._before) if self._mine else delattr(self.owner, self.attribute)
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         if self.paused and instance is not None:
             getter = getattr(type(self._before), "__get__", None)
-            return vars(instance)[self._attribute] if getter is None else getter(self._before, instance, owner)
+            return vars(instance)[self.attribute] if getter is None else getter(self._before, instance, owner)
         self.read = True
         self.undo()
-        return getattr(self._owner if instance is None else instance, self._attribute)
+        return getattr(self.owner if instance is None else instance, self.attribute)
 
     def __set__(self, instance: Any, value: object) -> None:
         setter: Callable[[Any, object], None] | None = getattr(type(self._before), "__set__", None)
         if setter is not None:
             setter(self._before, instance, value)  # type: ignore[call-arg]
         else:
-            vars(instance)[self._attribute] = value
+            vars(instance)[self.attribute] = value
 
 
 class Reads:
-    """The settings of one robot that somebody has given, and whether anything has read them."""
+    """The settings of one robot that somebody has given, and whether anything has read them, here or in a worker.
+
+    It travels to workers: what arrives looks out there for those that were unread when it was sent.
+    """
 
     def __init__(self) -> None:
-        self._noted: dict[str, Noted] = {}
+        self._noted: dict[str, list[Noted]] = {}
+        self._taken: set[str] = set()
+
+    def __getstate__(self) -> dict[str, list[tuple[type, str]]]:
+        return {full: [(one.owner, one.attribute) for one in self._noted[full]] for full in self.unread()}
+
+    def __setstate__(self, watched: Mapping[str, Sequence[tuple[type, str]]]) -> None:
+        self._noted, self._taken = {}, set()
+        for full, places in watched.items():
+            for place in places:
+                self._look_out(full, *place)
 
     def watch(self, full: str, owner: Any, argument: str) -> None:
         """Look out for reads of this setting, where its constructor only keeps it."""
         if (attribute := only_kept(owner).get(argument)) is not None and full not in self._noted:
-            if not isinstance(vars(owner).get(attribute), Noted):  # else another robot's, which sees reads of this one, too
-                with suppress(TypeError):  # a compiled class
-                    self._noted[full] = Noted(owner, attribute)
+            self._look_out(full, owner, attribute)
+
+    def watch_proxy(self, of: type, proxy: type) -> None:
+        """Look out, too, for reads of the settings of a kind of parts from an object that stands for one here."""
+        for full, (first, *_) in list(self._noted.items()):
+            if issubclass(first.owner, of):
+                self._look_out(full, proxy, first.attribute)
+
+    def _look_out(self, full: str, owner: type, attribute: str) -> None:
+        there = vars(owner).get(attribute)
+        with suppress(TypeError):  # a compiled class
+            noted = there if isinstance(there, Noted) else Noted(owner, attribute)  # another robot's sees reads of this one, too
+            noted.robots += 1
+            self._noted.setdefault(full, []).append(noted)
 
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Let reads inside of a `with` not count: who saves a setting does nothing with it."""
-        for noted in self._noted.values():
+        every = [one for noted in self._noted.values() for one in noted]
+        for noted in every:
             noted.paused = True
         try:
             yield
         finally:
-            for noted in self._noted.values():
+            for noted in every:
                 noted.paused = False
 
-    def forget(self) -> None:
-        """Look out no longer, and know of none that is unread."""
-        for noted in self._noted.values():
+    def forget(self, begins: str = "") -> None:
+        """Look out no longer for settings whose names begin so, and know of none of them that it is unread."""
+        for full in [full for full in self._noted if full.startswith(begins)]:
+            for noted in self._noted.pop(full):
+                noted.robots -= 1
+                if not noted.robots:
+                    noted.undo()
+
+    def note(self, names: Iterable[str]) -> None:
+        """Take note of settings that were read elsewhere."""
+        for noted in (one for full in names for one in self._noted.get(full, ())):
+            noted.read = True
             noted.undo()
-        self._noted.clear()
 
     def unread(self) -> list[str]:
         """Return the settings that nothing has read so far."""
-        return [full for full, noted in self._noted.items() if not noted.read]
+        return [full for full, noted in self._noted.items() if not any(one.read for one in noted)]
+
+    def take(self) -> list[str]:
+        """Return the settings that were read since this was asked last."""
+        new = [full for full, noted in self._noted.items() if full not in self._taken and any(one.read for one in noted)]
+        self._taken.update(new)
+        return new
