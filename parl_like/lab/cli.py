@@ -115,16 +115,18 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if unread:
         hint = f"; configuration is written key=value, e.g. total_steps=2000; here: {_as_assignments(unread)}"
         parser.error(f"unrecognized arguments: {' '.join(unread)}{hint if unread[0].startswith('--') else ''}")
-    # Where people read along: not where the machine reads.
+    # Where people read along: not where the machine reads, and nowhere where nobody wants to.
     args.stream = sys.stderr if args.json or getattr(args, "show_config", False) else sys.stdout
+    if getattr(args, "quiet", False):
+        args.stream = None
     from parl_like.values.user_calls import whole
 
     if split:
-        from parl_like.lab import config
+        from parl_like.lab import config, progress
 
         args.assignments = assignments + args.assignments
     if split and words[0] != "sweep":  # whose words stand for several values
-        args.overrides = config.parse_assignments(args.assignments, lambda line: print(line, file=args.stream, flush=True))
+        args.overrides = config.parse_assignments(args.assignments, lambda line: progress.show(args.stream, line))
     args.words, args.debug = ["parl-like", *words], args.debug or whole()
     args.report = print_json if args.json else None
     return args

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from parl_like.data.storage.archive import ArchiveError, read_archive, write_archive
 from parl_like.data.storage.safe_files import remove_folder
-from parl_like.lab import config as configs
+from parl_like.lab import foreign
 from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.experiment import source_of
 from parl_like.lab.runs.checkpoint import Checkpoints
@@ -44,12 +44,9 @@ class EvaluationProcess:
                  warn: Callable[[str], None]) -> None:
         self._run, self._folder, self._note, self._warn = run, run.path / FOLDER, note, warn
         source = source_of(run.info().experiment)  # which this process has imported; what the directory says is not trusted
-        texts = {key: value for key, value in configs.flat(configs.to_dict(config)).items() if isinstance(value, str)}
-        # Those with a module's name have been typed, or checked, when this process resolved the configuration.
         self._asked = {"run": str(run.path.absolute()), "source": "" if source is None else source.file or source.module,
-                       "overrides": {key: value for key, value in texts.items() if ":" in value and key != "run_dir"},
                        "episodes": episodes, "seed": seed}
-        self._threads = config.torch_threads
+        self._config = config
         self._child: subprocess.Popen[bytes] | None = None
         self._step = -1
         self._said: IO[bytes] | None = None
@@ -130,10 +127,12 @@ class EvaluationProcess:
         # A session of its own: Ctrl-C is the run's.
         self._child = subprocess.Popen(
             [sys.executable, "-m", "parl_like.lab.evaluation_child"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-            stderr=self._said, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": str(self._threads)})
+            stderr=self._said, start_new_session=True, env={**os.environ, "OMP_NUM_THREADS": str(self._config.torch_threads)})
         assert self._child.stdin is not None
         with contextlib.suppress(BrokenPipeError), self._child.stdin as asked:
-            asked.write(json.dumps({**self._asked, "archive": str(self._path(step).absolute())}).encode())
+            # What names a module has been typed, or checked, when this process resolved the configuration.
+            asked.write(json.dumps({**self._asked, "overrides": foreign.imported(self._config),
+                                    "archive": str(self._path(step).absolute())}).encode())
 
     def _forget(self) -> None:
         if self._child is not None and self._child.stdout is not None:

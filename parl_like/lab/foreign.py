@@ -117,6 +117,19 @@ class Foreign:
             sys.path[:] = [*before, *(folder for folder in sys.path if folder not in before)]
 
 
+def imported(config: ExperimentConfig) -> dict[str, object]:
+    """Return key → value, a list as a whole, of what names a module of the user's that was imported here: who uses the run
+    directory in another process gives it again."""
+    tree = {key: value for key, value in configs.to_dict(config).items() if key not in CHECKED}
+    found: dict[str, object] = {}
+    for key, value in configs.flat(tree).items():
+        module = value.rpartition(":")[0] if isinstance(value, str) else ""
+        if module in sys.modules and module.partition(".")[0] not in (_OURS, *_KNOWN):
+            name, in_list, _ = key.partition("[")
+            found[name] = [one for end, one in configs.flat(tree).items() if end.startswith(f"{name}[")] if in_list else value
+    return found
+
+
 def rule() -> Foreign | None:
     """The rule of the run directory that is in use, if one is."""
     one = names.rule()

@@ -19,6 +19,7 @@ from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.evaluations import evaluation_episodes, evaluation_seed
 from parl_like.lab.experiment import Experiment
 from parl_like.lab.following import followers_of
+from parl_like.lab.progress import show
 from parl_like.lab.runs import stored
 from parl_like.lab.runs.checkpoint import Checkpoints, Loaded
 from parl_like.lab.runs.lock import RunLock
@@ -200,7 +201,7 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
 
     Args:
         max_steps: Environment steps after which an episode stops; 0: at its end.
-        stream: Where people read along, if the robot has something to say.
+        stream: Where people read along.
         overrides, source: As for `resume`.
     """
     run = RunDir.open(run_dir)
@@ -212,6 +213,8 @@ def play(run_dir: str | Path, *, episodes: int = 1, seed: int | None = None, whi
         played = []
         for each in range(first, first + episodes):
             path = folder / f"episode_{each}.gif"
+            if stream is not None:  # a film of many pictures takes Pillow half a minute
+                show(stream, f"{path}: playing, then writing the film ...")
             if own is None:
                 seen = {"return": float(robot.play(path, seed=each, max_steps=max_steps))}
             else:

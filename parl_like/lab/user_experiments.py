@@ -49,8 +49,9 @@ def chosen(word: str, name: str = "") -> Experiment:
         there = "a directory" if os.path.isdir(origin) else "a file" if os.path.lexists(origin) else "the path of nothing"
         if os.path.isfile(os.path.join(origin, "run.json")):
             there = f"a run directory, which goes on with `parl-like resume {shlex.quote(origin)}`"
+        settings = f"; settings in YAML go with an experiment: NAME --config {shlex.quote(origin)}"
         raise ExperimentError(f"{origin} is {there}; expected an experiment: a name of `parl-like list`, or one of your own as "
-                              "FILE.py, FILE.py:NAME or package.module:NAME")
+                              f"FILE.py, FILE.py:NAME or package.module:NAME{settings * origin.endswith(('.yaml', '.yml'))}")
     if not (colon or "." in origin):
         return experiments.get(word)
     if inside and name not in ("", inside):

@@ -56,7 +56,8 @@ def test_train_eval_play_list_verify_resume(command, tmp_path):
     code, out, _ = command("play one --episodes 2 --seed 3")
     assert (code, [line.split()[0] for line in out.splitlines()]) == (
         0,
-        ["runs/one/videos/episode_3.gif", "runs/one/videos/episode_4.gif"],
+        ["runs/one/videos/episode_3.gif:", "runs/one/videos/episode_4.gif:",  # before each film is written
+         "runs/one/videos/episode_3.gif", "runs/one/videos/episode_4.gif"],
     )
 
     code, out, _ = command("list --json")
@@ -359,14 +360,17 @@ def test_the_traceback_that_an_error_brings_along_is_not_shown(command, monkeypa
 
 @pytest.mark.parametrize(("word", "message"), [
     ("README.md", "README.md is a file; expected an experiment"), ("./README.md", "./README.md is a file; expected"),
+    ("mine.yaml", "mine.yaml is a file; expected an experiment"),
     (".", ". is a directory; expected an experiment"), ("no/where", "no/where is the path of nothing; expected an experiment"),
     ("run", "run is a run directory, which goes on with `parl-like resume run`"),
 ])
 def test_a_path_that_is_no_experiment_is_told_what_it_is(command, word, message, tmp_path):
-    (tmp_path / "README.md").write_text("words")
+    for name in ("README.md", "mine.yaml"):
+        (tmp_path / name).write_text("words")
     command("train fake run_dir=run total_steps=100")
     code, _, err = command(f"train {word}")
     assert code == 2 and err.startswith(f"error: {message}") and "FILE.py:NAME" in err
+    assert ("NAME --config mine.yaml" in err) == word.endswith(".yaml")
 
 
 def test_a_list_of_runs_that_are_not_there_says_so(tmp_path, monkeypatch, capsys):
@@ -378,7 +382,7 @@ def test_a_list_of_runs_that_are_not_there_says_so(tmp_path, monkeypatch, capsys
 
 @pytest.mark.usefixtures("fake_experiment")
 def test_quiet_shows_nothing_and_the_log_has_it(tmp_path, capfd):
-    assert main(["train", "fake", "--quiet", f"run_dir={tmp_path / 'run'}"]) == 0
+    assert main(["train", "fake", "--quiet", "seed=1", "seed=2", f"run_dir={tmp_path / 'run'}"]) == 0
     assert main(["resume", str(tmp_path / "run"), "--quiet", "total_steps=800"]) == 0
     assert capfd.readouterr() == ("", "") and "solved" in (tmp_path / "run" / "log.txt").read_text()
     assert main(["train", "fake", "--quiet", "totl_steps=1"]) == 2

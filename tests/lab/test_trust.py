@@ -7,6 +7,7 @@ import os
 import random
 import shutil
 import subprocess
+import sys
 import tracemalloc
 import types
 from pathlib import Path
@@ -18,7 +19,7 @@ from lab_fakes import MODULE, FakeRobot, experiment
 from parl_like.data.storage import archive
 from parl_like.data.storage.archive import ArchiveError
 from parl_like.lab import experiment as experiments
-from parl_like.lab import runner, session
+from parl_like.lab import foreign, runner, session
 from parl_like.lab.cli import main
 from parl_like.lab.config import resolve
 from parl_like.lab.reports import plots
@@ -26,6 +27,7 @@ from parl_like.lab.runs import rundir, stored
 from parl_like.lab.runs.checkpoint import Checkpoints, verify
 from parl_like.lab.runs.rundir import RunDir
 from parl_like.lab.yaml_text import ConfigError, UsageError, dump_yaml, load_yaml
+from parl_like.robots import single
 
 OURS = (UsageError, ArchiveError)
 
@@ -90,6 +92,19 @@ def test_what_the_user_gives_again_is_taken():
     with pytest.raises(ConfigError, match="a run keeps its configuration: 'env' is 'mine:Id-v0' there and 'other:Id-v0' "
                                           "now|would import"):
         runner.evaluate("run", overrides={"env": "other:Id-v0"})
+
+
+def test_what_is_to_be_given_again_is_named_where_a_run_ends(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mine", types.ModuleType("mine"))
+    train(env="mine:Id-v0", options={"note": "12:30"})
+    assert capsys.readouterr().out == ""
+    assert main(["train", "fake", "env=mine:Id-v0", "run_dir=other"]) == 0
+    hint = capsys.readouterr().out.splitlines()[-1]
+    assert hint == "next: `parl-like play other env=mine:Id-v0` or `parl-like plot other`"
+    config = resolve(single.Config, {"hooks": ["mine:Hook", "TimePerStep"], "env": {"id": "CartPole-v1", "wrappers": ["mine:Wrapper"]},
+                                     "parts": {"robot.tasks.RL.DQN.explorer": "mine:Explorer"}, "run_dir": "a:b"})
+    assert foreign.imported(config) == {"hooks": ["mine:Hook", "TimePerStep"], "env.wrappers": ["mine:Wrapper"],
+                                        "parts.robot.tasks.RL.DQN.explorer": "mine:Explorer"}
 
 
 def test_texts_with_a_colon_that_import_nothing_are_no_matter(tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from parl_like.lab.commands.options import (
@@ -28,18 +29,14 @@ from parl_like.lab.commands.printing import cell, show, table
 
 
 def _train(args: argparse.Namespace) -> int:
-    from parl_like.lab import config, user_experiments, yaml_text
+    from parl_like.lab import config, progress, user_experiments, yaml_text
 
     chosen = user_experiments.chosen(args.experiment)
     file = yaml_text.load_yaml_file(Path(args.config)) if args.config else {}
     # Before torch: seconds matter here.
-    from parl_like.lab.progress import width_of, wrapped
-
     about = f"{chosen.description.removesuffix('.')}; " if chosen.description else ""
     line = f"{chosen.name}: {about}loading ..."
-    stream = None if args.quiet else args.stream
-    if stream is not None:
-        print(wrapped(line, width_of(stream)), file=stream, flush=True)
+    progress.show(args.stream, progress.wrapped(line, progress.width_of(args.stream or sys.stdout)))
     from parl_like.lab import recorded, runner
 
     resolved = config.resolve(chosen.module().Config, chosen.config, file, args.overrides)
@@ -51,22 +48,22 @@ def _train(args: argparse.Namespace) -> int:
         from parl_like.lab import recording
 
         for name in waiting:
-            recording.make(name, say=lambda line: args.quiet or print(line, file=args.stream, flush=True))
-    return runner.train(chosen, resolved, command=args.words, stream=stream, debug=args.debug, report=args.report,
+            recording.make(name, say=lambda line: progress.show(args.stream, line))
+    return runner.train(chosen, resolved, command=args.words, stream=args.stream, debug=args.debug, report=args.report,
                         timeline=args.timeline, sources=not args.no_snapshot)
 
 
 def _resume(args: argparse.Namespace) -> int:
+    from parl_like.lab import progress
     from parl_like.lab.runs import rundir
 
     run = rundir.RunDir.open(args.run)
-    if not args.quiet:
-        print(f"{run.path}: loading ...", file=args.stream, flush=True)
+    progress.show(args.stream, f"{run.path}: loading ...")
     from parl_like.lab import runner
 
-    stream = None if args.quiet else args.stream
-    return runner.resume(run.path, args.overrides, which=args.checkpoint, command=args.words, stream=stream, debug=args.debug,
-                         report=args.report, source=args.source, timeline=args.timeline, sources=not args.no_snapshot)
+    return runner.resume(run.path, args.overrides, which=args.checkpoint, command=args.words, stream=args.stream,
+                         debug=args.debug, report=args.report, source=args.source, timeline=args.timeline,
+                         sources=not args.no_snapshot)
 
 
 def _as_it_was(args: argparse.Namespace) -> int | None:
@@ -117,7 +114,7 @@ def _play(args: argparse.Namespace) -> int | None:
 def _record(args: argparse.Namespace) -> None:
     import msgspec
 
-    from parl_like.lab import recorded, recording
+    from parl_like.lab import progress, recorded, recording
     from parl_like.lab.yaml_text import UsageError
 
     known = recorded.recipes().get(args.run)
@@ -125,7 +122,7 @@ def _record(args: argparse.Namespace) -> None:
         if given := [name for name in ("policy", "episodes", "checkpoint", "seed", "minari") if getattr(args, name)]:
             raise UsageError(f"the data set {args.run!r} is made as robots/datasets.yaml says; leave out --{given[0]}, or record "
                              "a run")
-        found = recording.make(args.run, args.out, say=lambda line: print(line, file=args.stream, flush=True))
+        found = recording.make(args.run, args.out, say=lambda line: progress.show(args.stream, line))
     else:
         if not args.out:
             raise UsageError("record: --out DIR is needed: the directory of the data set")
