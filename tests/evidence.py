@@ -35,7 +35,8 @@ def load() -> dict[str, dict[str, str]]:
 
 
 @functools.cache
-def _tests(file: str) -> frozenset[str]:
+def tests_of(file: str) -> frozenset[str]:
+    """Return the names of the tests of a file."""
     return frozenset(node.name for node in ast.parse((ROOT / file).read_text(encoding="utf-8")).body
                      if isinstance(node, ast.FunctionDef))
 
@@ -44,7 +45,7 @@ def exists(where: str) -> bool:
     """Return whether there is such a test, or such a text on the page."""
     file, test, text = (*where.partition("::")[::2], "") if "::" in where else ("", "", where)
     if test:
-        return (ROOT / file).is_file() and test in _tests(file)
+        return (ROOT / file).is_file() and test in tests_of(file)
     page, _, row = text.partition(": ")
     return (ROOT / page).is_file() and bool(row) and row in (ROOT / page).read_text(encoding="utf-8")
 

@@ -7,6 +7,7 @@ import socket
 import pytest
 
 from parl_like.drivers.frame_stream import FrameStream
+from parl_like.drivers.ray import cluster
 from parl_like.drivers.workers.handle import WorkerHandle
 from parl_like.drivers.workers.streams import Streams
 from parl_like.process.child import RestartBudget
@@ -84,3 +85,16 @@ def test_all_that_an_ended_worker_had_sent_is_read_at_once(sockets, streams):
     other.close()
     assert [frames[0][0] for _, frames in streams.receive()] == [0, 1, 2]
     assert streams.receive() == []
+
+
+def test_a_socket_of_another_user_is_not_taken(monkeypatch):
+    """A worker on the robot's node connects to a name that others can read; both ends ask whose process the other is."""
+    name = f"parl_like-test-{os.getpid()}"
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("\0" + name)
+        listener.listen(2)
+        with cluster._connected(name) as ours, listener.accept()[0] as theirs:
+            assert cluster._is_ours(ours) and cluster._is_ours(theirs)
+        monkeypatch.setattr(cluster.os, "geteuid", lambda: os.getuid() + 1)
+        assert cluster._connected(name) is None
+    assert cluster._connected("parl_like-nobody") is None

@@ -101,10 +101,11 @@ def test_what_is_to_be_given_again_is_named_where_a_run_ends(monkeypatch, capsys
     assert main(["train", "fake", "env=mine:Id-v0", "run_dir=other"]) == 0
     hint = capsys.readouterr().out.splitlines()[-1]
     assert hint == "next: `parl-like play other env=mine:Id-v0` or `parl-like plot other`"
-    config = resolve(single.Config, {"hooks": ["mine:Hook", "TimePerStep"], "env": {"id": "CartPole-v1", "wrappers": ["mine:Wrapper"]},
-                                     "parts": {"robot.tasks.RL.DQN.explorer": "mine:Explorer"}, "run_dir": "a:b"})
+    config = resolve(single.Config, {"hooks": ["mine:Hook", "TimePerStep"], "run_dir": "a:b",
+                                     "env": {"id": "CartPole-v1", "wrappers": ["mine:Wrapper"]},
+                                     "parts": {"robot.tasks.RL.DQN.explorer": "mine:Explorer"}})
     assert foreign.imported(config) == {"hooks": ["mine:Hook", "TimePerStep"], "env.wrappers": ["mine:Wrapper"],
-                                        "parts.robot.tasks.RL.DQN.explorer": "mine:Explorer"}
+                                        "robot.tasks.RL.DQN.explorer": "mine:Explorer"}
 
 
 def test_texts_with_a_colon_that_import_nothing_are_no_matter(tmp_path):
