@@ -1,7 +1,8 @@
 """The cost of a timeline: CPU seconds of a run with and without it, by turns; each run is a new robot's, with the same seed.
 
 `windows`: as a user has it, who gets a second at 0, 8, 16, 32, … s. `inside`: everything is recorded, as inside of a window. The
-CPU seconds of each kind are the least of the rounds. Without a timeline there is no code of it, so that is the base.
+CPU seconds of each kind are the least of the rounds. Without a timeline there is no code of it, so that is the base. They are
+those of the robot's process, which writes it; with `--driver processes` and `ray` the agents have others.
 """
 
 from __future__ import annotations
@@ -22,12 +23,13 @@ ROBOTS = {"PPO, CartPole": ("PPO", "CartPole-v1", 200_000), "DQN, CartPole": ("D
           "SAC, Pendulum": ("SAC", "Pendulum-v1", 1_200)}
 
 
-def costs(algorithm: str, env: str, steps: int, rounds: int, folder: Path) -> dict[str, float]:
+def costs(algorithm: str, env: str, steps: int, rounds: int, folder: Path, driver: str) -> dict[str, float]:
     """Return kind → CPU seconds of so many steps."""
     found, file = dict.fromkeys(KINDS, float("inf")), folder / "timeline.json"
     for _ in range(rounds):
         for kind, options in KINDS.items():
-            with Robot.of(algorithm, env, seed=0, total_steps=steps) as robot:
+            with Robot.of(algorithm, env, seed=0, total_steps=steps, driver=driver) as robot:
+                robot.run(1)  # workers are there
                 hooks = [] if kind == "none" else [Timeline(file, **options)]
                 begin = process_time()
                 robot.run(steps, hooks=hooks)
@@ -81,6 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--scale", type=float, default=1.0, help="share of the steps, for a quick look")
+    parser.add_argument("--driver", default="cooperative", choices=("cooperative", "threads", "processes", "ray"))
     parser.add_argument("--picture", metavar="FILE", help="instead: draw a second of a trace")
     options = parser.parse_args(argv)
     import torch
@@ -92,9 +95,10 @@ def main(argv: list[str] | None = None) -> int:
     found: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
         for name, (algorithm, env, steps) in ROBOTS.items():
-            seconds = costs(algorithm, env, max(int(steps * options.scale), 64), options.rounds, Path(folder))
+            seconds = costs(algorithm, env, max(int(steps * options.scale), 64), options.rounds, Path(folder),
+                            options.driver)
             found[name] = {"cpu_s": seconds, **{kind: seconds[kind] / seconds["none"] - 1 for kind in ("windows", "inside")}}
     lines = [f"{name:16} without {one['cpu_s']['none']:.3f} s; windows {one['windows']:+.1%}; inside of one {one['inside']:+.1%}"
              for name, one in found.items()]
-    report({"bench": "timeline", "machine": machine(), "costs": found}, options.json, lines)
+    report({"bench": "timeline", "machine": machine(), "driver": options.driver, "costs": found}, options.json, lines)
     return 0

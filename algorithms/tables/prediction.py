@@ -46,7 +46,7 @@ class ValuePrediction(Algorithm):
              "add": "add(where, error, rate), which moves entries of it,", "keep": "keep(name, shape), which gives it arrays,"}
     fitting_models = "VTable"
     takes = Takes(("Discrete",), ("Discrete",), images=False, masks=False)
-    one_reward, takes_priorities = True, False
+    one_reward, takes_priorities, improves = True, False, False
     window = Window(in_order=True, fields=("first", "lane"))
 
     def __init__(self, model: Model | Callable[[], Model], *, policy: Array | str | None = "uniform",

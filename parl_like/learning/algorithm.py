@@ -120,6 +120,7 @@ class Algorithm(Guarded):
             returns their `priority`. If not, the robot is refused.
         takes_rewards: Whether `rewards` of other tasks may be added to those of its rows. If not, because it learns from other
             numbers than these, the robot is refused.
+        improves: Whether what it learns changes how its agents act; not where they act by a policy that is given.
         pays_in_order: Whether the `reward` that it predicts is one for rows in the order in which they were stored, each once.
         own_settings: Names of attributes that a user's class has for itself, though a constructor of ours has such an argument:
             they are assigned as ever.
@@ -140,6 +141,7 @@ class Algorithm(Guarded):
     one_reward = False
     takes_priorities = True
     takes_rewards = True
+    improves = True
     pays_in_order = False
     always_test: tuple[str, ...] = ("target",)
     adam_eps = 1e-8

@@ -11,7 +11,7 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from masked_pick import Locked
 
 from parl_like import Algorithm, Batch, Model, ReplayBuffer, Window, probe_algorithm, probe_buffer, probe_env
-from parl_like.algorithms import A2C, BDQ, DQN, RND, SAC, TD3, AlphaZero
+from parl_like.algorithms import A2C, BDQ, DQN, RND, SAC, TD, TD3, AlphaZero
 from parl_like.lab.cli import main
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.explorers import EpsilonGreedy
@@ -207,6 +207,11 @@ def test_what_keeps_the_laws_is_said_to():
 def test_an_algorithm_made_from_none_of_ours_gets_the_helper_and_network_that_fit():
     found = probe_algorithm(Plain, laws=("respects masks",))
     assert "illegal actions" in found.findings[0].reason
+
+
+def test_a_method_that_predicts_what_a_given_policy_is_worth_chooses_no_action():
+    found = probe_algorithm(TD, laws=("learns which action pays", "discounts", "repeats with the same seed"))
+    assert [one.state for one in found.findings] == ["does not apply", "does not apply", "holds"]
 
 
 def test_what_does_not_run_is_said_once_with_the_way_out():

@@ -114,7 +114,10 @@ class AlgorithmProbe:
         return int(np.ravel(act)[0]) if self.act == "Discrete" else int(np.ravel(act)[0] > 0)
 
     def learns(self, table: Table, starts: tuple[int, ...], best: Mapping[int, int], why: str) -> None:
-        """Learn, and raise `Broken` where the greedy action of a state is not the best one."""
+        """Learn, and raise `Broken` where the greedy action of a state is not the best one; `DoesNotApply` where learning does
+        not change actions."""
+        if not self.algorithm.improves:
+            raise DoesNotApply("it learns what a given policy is worth, by which its agents act")
         robot, made = self.robot(table, starts)
         with robot:
             robot.run(self.steps)
