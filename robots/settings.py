@@ -28,7 +28,7 @@ from parl_like.data.transforms import Transform
 from parl_like.lab import foreign
 from parl_like.lab.config import ends_with, fit, flat, nested, overruled
 from parl_like.lab.user_experiments import candidates
-from parl_like.lab.yaml_text import ConfigError, show
+from parl_like.lab.yaml_text import ConfigError, UnknownKey, show
 from parl_like.learning.explorers import Explorer
 from parl_like.learning.schedule import Exponential, Linear, Schedule
 from parl_like.learning.span import Span
@@ -251,12 +251,11 @@ class Parts:
                 known = {end: full for full in self.settings for end in ends(full)} | {field: field for field in self.fields}
                 if not our_name(key, known) and (others := _others_with(key)):
                     these = " and ".join(others if len(others) < 5 else [", ".join(others[:3]), f"{len(others) - 3} more"])
-                    raise ConfigError(f"Config has no key {key!r}: it is a setting of {these}, which this robot is not built of; "
-                                      "an experiment's own settings count, too, so begin with one whose robot is "
-                                      "(parl-like list)")
+                    raise UnknownKey("Config", repr(key), f": it is a setting of {these}, which this robot is not built of; an "
+                                     "experiment's own settings count, too, so begin with one whose robot is (parl-like list)")
                 near = nearest(key, known) or nearest(key.rpartition(".")[2], known)
                 way = f"did you mean {near!r}?" if near else "`parl-like train EXPERIMENT --show-config` prints what can be set"
-                raise ConfigError(f"Config has no key {key!r}, and nothing that this robot is built of has; {way}")
+                raise UnknownKey("Config", repr(key), f": nothing that this robot is built of has it; {way}")
             if len(meant) > 1 and key not in meant:
                 raise ConfigError(f"Config: key {key!r} may be {' or '.join(map(repr, meant))}; write more of the name")
 
@@ -326,7 +325,7 @@ class ArgumentKind:
                 if name not in names:
                     near = nearest(name, names)
                     hint = f"did you mean {near!r}?" if near else f"its keys are {', '.join(names)}"
-                    raise ConfigError(f"Config has no key {f'{key}.{name}'!r}; {hint}")
+                    raise UnknownKey("Config", repr(f"{key}.{name}"), f"; {hint}")
         return value
 
     def as_numpy(self, value: Any, key: str) -> Any:

@@ -20,7 +20,7 @@ from parl_like.environment.hooks import Hook
 from parl_like.envs.prepared import whole_games
 from parl_like.lab import config as configs
 from parl_like.lab import recorded
-from parl_like.lab.yaml_text import ConfigError
+from parl_like.lab.yaml_text import ConfigError, UnknownKey
 from parl_like.learning.algorithm import Algorithm
 from parl_like.learning.factory import create_algorithm_func
 from parl_like.learning.span import Span
@@ -332,9 +332,10 @@ def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Rob
                       algorithm=algorithm if isinstance(algorithm, type) else None,
                       score=options.get("score", "mean_return"), hooks=options.get("hooks", ()), agent=options.get("agent"),
                       span=Span(config.total_steps, "total_steps" in options))
+    except UnknownKey as error:
+        raise ValueError(f"Robot.of: {error.as_option}") from error
     except (ConfigError, TypeError, ValueError) as error:
-        said = str(error).replace("Config has no key", "no option").replace(", and nothing that", ": nothing that")
-        raise ValueError(f"Robot.of: {said.removeprefix('Config: ')}") from error
+        raise ValueError(f"Robot.of: {str(error).removeprefix('Config: ')}") from error
     for note in robot.parts.notes():
         _log.warning(note)
     return robot

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, TypeVar
 import msgspec
 
 from parl_like.drivers.ray.resources import ActorResources
-from parl_like.lab.yaml_text import ConfigError, Tree, parse, short_key, show, shown
+from parl_like.lab.yaml_text import ConfigError, Tree, UnknownKey, parse, short_key, show, shown
 from parl_like.values.errors import nearest
 
 _log = logging.getLogger(__name__)
@@ -303,7 +303,7 @@ def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[
         if key not in fields:
             near = nearest(key, fields)
             hint = f"did you mean {prefix + near!r}?" if near else f"its keys are {', '.join(sorted(fields))}"
-            raise ConfigError(f"{name} has no key {short_key(f'{prefix}{key}')}; {hint}")
+            raise UnknownKey(name, short_key(f"{prefix}{key}"), f"; {hint}")
         inner, below = _struct_in(fields[key]), low.get(key)
         if isinstance(value, str) and (short := getattr(inner, "short", "")):
             value = {short: value}

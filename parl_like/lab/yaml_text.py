@@ -31,6 +31,23 @@ class ConfigError(UsageError):
     """A configuration does not fit its class. The message names the key, what was expected, what came, and the nearest name."""
 
 
+class UnknownKey(ConfigError):
+    """Nobody has a key.
+
+    Args:
+        config: What has no such key.
+        key: As it is shown, see `short_key`.
+        way: What else is to be said, and what may be meant; it begins with its punctuation.
+
+    Attributes:
+        as_option: The same about an argument of a function.
+    """
+
+    def __init__(self, config: str, key: str, way: str) -> None:
+        super().__init__(f"{config} has no key {key}{way}")
+        self.as_option = f"no option {key}{way}"
+
+
 def load_yaml_file(path: Path) -> Tree:
     """Return `load_yaml` of a plain file of at most 1 MB.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import import_module
 from typing import Any
@@ -75,9 +76,19 @@ def taken_by(act: gym.Space[object] | None) -> str:
 
 def in_words() -> list[dict[str, str]]:
     """`table` for people."""
-    words = {True: "yes", False: "no"}
-    return [{"algorithm": row["algorithm"],
-             **{key: "any" if row[key] == ALL else ", ".join(kind for kind in row[key] if kind != NESTED_CHOICES or NESTED not in
-                                                             row[key]) for key in ("actions", "observations")},
-             "images": "convolutions" if row["images"] else "as numbers" if row["observations"] == ALL else "no",
-             "masks": words[row["masks"]], "memory": row["memory"]} for row in table()]
+    return [{"algorithm": row["algorithm"], "actions": _kinds_in_words(row["actions"]),
+             "observations": _kinds_in_words(row["observations"]), "images": _images_in_words(row),
+             "masks": "yes" if row["masks"] else "no", "memory": row["memory"]} for row in table()]
+
+
+def _kinds_in_words(kinds: tuple[str, ...]) -> str:
+    if kinds == ALL:
+        return "any"
+    covered = {NESTED_CHOICES} if NESTED in kinds else set()
+    return ", ".join(kind for kind in kinds if kind not in covered)
+
+
+def _images_in_words(row: Mapping[str, Any]) -> str:
+    if row["images"]:
+        return "convolutions"
+    return "as numbers" if row["observations"] == ALL else "no"
