@@ -122,6 +122,7 @@ def test_the_table(measure):
     assert any(line.startswith("| `fake` lr=0.25 | 400 |") for line in lines)
     page = Path("docs/marks.md").read_text()
     assert all(line in page.splitlines() for line in lines) and page == marks.page(marks.load(Path("docs/marks.json")))
+    assert "Solvers" not in page  # for there are none among these
 
 
 def test_what_cannot_be_is_refused_before_anything_is_trained(measure):

@@ -161,10 +161,12 @@ def table(marks: Sequence[Mark]) -> list[str]:
 def page(marks: Sequence[Mark]) -> str:
     """The Markdown page that is written beside the file."""
     made = sorted({f"{mark.git.commit[:7]}{' with changes' * mark.git.dirty}" for mark in marks if mark.git is not None})
+    solvers = ["Solvers of games are measured by `python -m benchmarks.solvers`: steps are iterations, and the score is",
+               "−`nash_conv` of the average policy."]
     lines = ["# Marks", "",
              "Made by `parl-like marks`: the score of the evaluation after training, which is the mean return unless",
-             "the experiment names another `eval_score`; of all seeds, none chosen. Solvers of games are measured by",
-             "`python -m benchmarks.solvers`: steps are iterations, and the score is −`nash_conv` of the average policy.", "",
+             "the experiment names another `eval_score`; of all seeds, none chosen.",
+             *(solvers if any("nash_conv" in mark.evaluation for mark in marks) else ()), "",
              *table(marks), "", f"Code: {', '.join(made) or 'not in a checkout'}."]
     return "\n".join(lines) + "\n"
 
