@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,11 @@ import curves
 import evidence
 import notebooks
 import site_links
+import structure
 from docstring_text import rst
 
 import parl_like
+from parl_like.lab import config as configs
 from parl_like.lab.reports.marks import Mark
 from parl_like.lab.yaml_text import load_yaml_file
 
@@ -113,20 +116,39 @@ def curves_of(one: Any) -> dict[str, list[Mark]]:
 PICTURES = {"hierarchy": ("doorkey.gif", "hierarchy-doorkey.png"), "thinker": ("thinker-mini.png",),
             "thinker_shared": ("sokoban.png",), "single": ("multiroom.png",)}
 """Robot → pictures of docs/ that show it. Others have the curves of their marks, as far as marks keep them."""
+DRAWN = {"alphazero": "alphazero-tictactoe", "auxiliary": "auxiliary-cartpole", "hierarchy": "hierarchy-doorkey",
+         "muzero": "muzero-cartpole", "prediction": "td-walk", "single": "counts-multiroom", "thinker": "thinker-sokoban-mini",
+         "thinker_shared": ""}
+"""Robot → the experiment whose parts are drawn, where it has several; none of one that takes a cluster to build."""
+
+
+def drawn(robot: str, names: Sequence[str]) -> str:
+    """Return the experiment of a robot whose parts are drawn; empty: none is."""
+    return DRAWN.get(robot, names[0])
+
+
+def parts_of(name: str) -> str:
+    """Return the picture of an experiment's robot, which is built for it."""
+    one = algorithm_page.experiments.get(name)
+    config = configs.resolve(one.module().Config, one.config, {"driver": "cooperative"})
+    env = getattr(config, "env", "") or getattr(config, "game", "")
+    with one.module().build(config) as robot:
+        return structure.svg(f"The parts of {name}", robot, getattr(env, "id", env))
 
 
 def robot_pages() -> dict[str, str]:
-    """Return module of robots/ that has experiments → its page: its docstring, a picture, its experiments with their scores, and
+    """Return module of robots/ that has experiments → its page: its docstring, pictures, its experiments with their scores, and
     the keys of its configuration."""
     scores, pages = algorithm_page.scores(), {}
     for robot, names in sorted(algorithm_page.experiments_of_robots().items()):
         module = import_module(f"parl_like.robots.{robot}")
+        parts_drawn = [f"![The parts of {name}](robots/{robot}.svg)"] if (name := drawn(robot, names)) else []
         pictures = PICTURES.get(robot) or [f"algorithms/curves/{name}.svg" for name in names if name in with_curves()]
         source = f"robots/{robot}/" if hasattr(module, "__path__") else f"robots/{robot}.py"
         rows = [f"| `{name}` | {algorithm_page.experiments.get(name).description} "
                 f"| {algorithm_page.told(scores[name], name) or '–'} |" for name in names]
         parts = [f"# {robot}", f"Source: [{source}](../{source}).", shown(module),
-                 *([f"![{Path(picture).stem}]({picture})" for picture in pictures] or ["No picture of it is kept."]),
+                 *parts_drawn, *(f"![{Path(picture).stem}]({picture})" for picture in pictures),
                  "\n".join(["| experiment | what | score |", "|---|---|---|", *rows]),
                  "`parl-like train NAME` trains one of them.",
                  f"## Configuration\n\n{shown(module.Config)}" if inspect.getdoc(module.Config) else ""]
@@ -205,8 +227,9 @@ def links(text: str, page: Path, stage: Path) -> str:
         name = place.relative_to(ROOT)
         if place.is_dir():
             return f"[{link['text']}]({target.rstrip('/')}.md)" if str(name) in MADE else link["text"]
-        (stage / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(place, stage / name)
+        if place.exists():  # else it is drawn for the site
+            (stage / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(place, stage / name)
         return link[0]
 
     return outside_blocks(text, lambda part: LINK.sub(mended, part))
@@ -244,6 +267,9 @@ def lay_out(stage: Path) -> None:
         lay(name, f"{head}\n\n{toctree([f'{Path(name).name}/{page}' for page in pages])}\n")
         for page, text in pages.items():
             lay(f"{name}/{page}", text)
+    for robot, names in algorithm_page.experiments_of_robots().items():
+        if name := drawn(robot, names):
+            (stage / "docs" / "robots" / f"{robot}.svg").write_text(parts_of(name), encoding="utf-8")
     for name, seen in with_curves().items():
         picture = stage / "docs" / "algorithms" / "curves" / f"{name}.svg"
         picture.parent.mkdir(exist_ok=True)

@@ -2,6 +2,7 @@
 
 import importlib
 from urllib.parse import urlsplit
+from xml.etree import ElementTree
 
 import algorithm_page
 import evidence
@@ -55,9 +56,16 @@ def test_a_page_of_an_algorithm_says_what_it_takes_who_is_beside_it_and_what_its
 def test_a_robot_has_a_page_with_its_picture_experiments_and_keys():
     pages = site_pages.robot_pages()
     assert pages.keys() == {algorithm_page.experiments.get(path.stem).robot for path in algorithm_page.EXPERIMENTS.glob("*.yaml")}
-    assert all(("![" in page) != ("\nNo picture of it is kept.\n" in page) for page in pages.values())
+    assert all("![" in page for page in pages.values())
+    assert "![The parts of mbpo-pendulum](../robots/mbpo.svg)" in pages["mbpo"]
     assert "](../doorkey.gif)" in pages["hierarchy"] and "| `hierarchy-doorkey` | " in pages["hierarchy"]
     assert "**horizon**: Steps after which a goal is given up." in pages["hierarchy"]
+
+
+def test_the_parts_of_a_robot_are_drawn_from_the_robot():
+    picture = ElementTree.fromstring(site_pages.parts_of("mbpo-pendulum"))
+    said = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
+    assert {"1 agent", "Pendulum-v1", "EnsembleLearner", "asks: obs, act", "10 updates every step", "is asked"} <= set(said)
 
 
 LONG = "a word " * 15
