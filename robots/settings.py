@@ -240,7 +240,8 @@ class Parts:
         """To be called when the robot is built.
 
         Raises:
-            ConfigError: something was given that no part has, or that several have.
+            UnknownKey: something was given that no part has.
+            ConfigError: several parts have it, or plain data cannot give it.
         """
         for key in self.given:
             meant = [full for full in self.settings if ends_with(full, key) is not None]
@@ -317,7 +318,7 @@ class ArgumentKind:
     numpy: tuple[Any, ...] = ()
 
     def checked(self, value: Any, key: str) -> Any:
-        """The value; raises ConfigError for a mapping with a key that the dataclass which is made of it does not have."""
+        """The value; raises UnknownKey for a mapping with a key that the dataclass which is made of it does not have."""
         made = next(filter(dataclasses.is_dataclass, typing.get_args(self.data) or (self.data,)), None)
         if made is not None and isinstance(value, Mapping):
             names = [field.name for field in dataclasses.fields(made)]
