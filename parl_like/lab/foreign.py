@@ -11,6 +11,7 @@ has run this very configuration before.
 from __future__ import annotations
 
 import os
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -128,6 +129,14 @@ def imported(config: ExperimentConfig) -> dict[str, object]:
             name, in_list, _ = key.partition("[")
             found[name] = [one for end, one in configs.flat(tree).items() if end.startswith(f"{name}[")] if in_list else value
     return found
+
+
+def named(run: Path, config: ExperimentConfig, experiment: experiments.Experiment) -> str:
+    """Return the words by which another command goes on with a run: its directory, and what has to be given again."""
+    typed = configs.flat(experiment.config).values()
+    again = [f"{key}={value if isinstance(value, str) else yaml_text.show(value)}"
+             for key, value in imported(config).items() if value not in typed]
+    return " ".join([str(run), *map(shlex.quote, again)])
 
 
 def rule() -> Foreign | None:

@@ -7,10 +7,10 @@ import logging
 import math
 import os
 import re
-import shlex
 import time
 import traceback
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
@@ -36,7 +36,6 @@ from parl_like.lab.runs.rundir import RunDir, State, logged
 from parl_like.lab.signals import Signals
 from parl_like.lab.text import escaped
 from parl_like.lab.yaml_text import Tree, UsageError
-from parl_like.lab.yaml_text import show as show_value
 from parl_like.run.diagnosis import refuse_divergence
 from parl_like.run.evaluation import hold_still
 from parl_like.values.errors import Diverged, without_trace
@@ -84,6 +83,7 @@ class Session:
         self._describe_at = 0.0
         self.result: Tree | None = None
         self.ended: tuple[State, str] = "running", ""
+        self._words = partial(foreign.named, run.path, config, experiment)  # by which other commands go on
         self.followers: list[Follower] = []
         self.evaluations = Evaluations(config)
         if config.eval_process:
@@ -279,14 +279,7 @@ class Session:
             self.display.say(line)
         self.display.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
         self.display.say(f"everything is in {self.run.path}; {picture}")
-        self.display.say(f"next: `parl-like play {self._named()}` or `parl-like plot {self.run.path}`")
-
-    def _named(self) -> str:
-        """Return the words by which another command goes on with the run."""
-        typed = {*configs.flat(self.experiment.config).values()}
-        again = [f"{key}={value if isinstance(value, str) else show_value(value)}"
-                 for key, value in foreign.imported(self.config).items() if value not in typed]
-        return " ".join([str(self.run.path), *map(shlex.quote, again)])
+        self.display.say(f"next: `parl-like play {self._words()}` or `parl-like plot {self.run.path}`")
 
     def _losses(self) -> list[str]:
         """Metrics that are losses, and have a value."""
@@ -430,7 +423,7 @@ class Session:
         self._followed(state)
         if state == "stopped":
             self.display.close()
-            self.display.say(f"stopped by {reason} at env step {self.step():,}; continue with `parl-like resume {self._named()}`")
+            self.display.say(f"stopped by {reason} at env step {self.step():,}; continue with `parl-like resume {self._words()}`")
             return STOPPED
         return FINISHED
 
@@ -451,7 +444,7 @@ class Session:
         try:
             self.run.outbox.check()
             if (step := self.checkpoints.newest()) is not None:
-                there += f"; continue from step {step} with `parl-like resume {self._named()}`"
+                there += f"; continue from step {step} with `parl-like resume {self._words()}`"
         except (OSError, UsageError):
             there = ""  # a deleted run has neither log nor checkpoint
         if self.debug and self.display.stream is not None:
