@@ -10,7 +10,6 @@ import re
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import TYPE_CHECKING, Any, TextIO
 
 import numpy as np
@@ -83,7 +82,6 @@ class Session:
         self._describe_at = 0.0
         self.result: Tree | None = None
         self.ended: tuple[State, str] = "running", ""
-        self._words = partial(foreign.named, run.path, config, experiment)  # by which other commands go on
         self.followers: list[Follower] = []
         self.evaluations = Evaluations(config)
         if config.eval_process:
@@ -279,7 +277,8 @@ class Session:
             self.display.say(line)
         self.display.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
         self.display.say(f"everything is in {self.run.path}; {picture}")
-        self.display.say(f"next: `parl-like play {self._words()}` or `parl-like plot {self.run.path}`")
+        again = foreign.named(self.run.path, self.config, self.experiment)
+        self.display.say(f"next: `parl-like play {again}` or `parl-like plot {self.run.path}`")
 
     def _losses(self) -> list[str]:
         """Metrics that are losses, and have a value."""
@@ -423,7 +422,8 @@ class Session:
         self._followed(state)
         if state == "stopped":
             self.display.close()
-            self.display.say(f"stopped by {reason} at env step {self.step():,}; continue with `parl-like resume {self._words()}`")
+            again = foreign.named(self.run.path, self.config, self.experiment)
+            self.display.say(f"stopped by {reason} at env step {self.step():,}; continue with `parl-like resume {again}`")
             return STOPPED
         return FINISHED
 
@@ -444,7 +444,8 @@ class Session:
         try:
             self.run.outbox.check()
             if (step := self.checkpoints.newest()) is not None:
-                there += f"; continue from step {step} with `parl-like resume {self._words()}`"
+                again = foreign.named(self.run.path, self.config, self.experiment)
+                there += f"; continue from step {step} with `parl-like resume {again}`"
         except (OSError, UsageError):
             there = ""  # a deleted run has neither log nor checkpoint
         if self.debug and self.display.stream is not None:
