@@ -13,6 +13,7 @@ from importlib import import_module
 from pathlib import Path
 
 from parl_like import probe_algorithm
+from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.algorithm import Algorithm
 from parl_like.robots.settings import CATALOGUE, named
 
@@ -27,8 +28,11 @@ def members():
 
 
 def laws_of(name):
-    """Return law → 'holds', 'BROKEN' or 'does not apply', as a probe finds them."""
-    return {one.law: one.state for one in probe_algorithm(named("Algorithm", name)).findings}
+    """Return law → 'holds', 'BROKEN' or 'does not apply', as a probe finds them; of one that needs an option, which."""
+    try:
+        return {one.law: one.state for one in probe_algorithm(named("Algorithm", name)).findings}
+    except ConfigError as error:
+        return {"runs": str(error)}
 
 
 def kept():
