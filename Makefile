@@ -12,8 +12,8 @@ ARGS ?=
 BESIDE ?= $(if $(filter hierarchy-doorkey,$(EXPERIMENT)),hierarchy=false)
 # uv installs without compiling: what is imported is compiled once, and not at each start, whatever the user has set.
 export PYTHONDONTWRITEBYTECODE :=
-# Tests at a time: many of them wait, so twice the cores.
-JOBS ?= 4
+# Tests at a time: some of them wait, so one more than cores.
+JOBS ?= 3
 
 .PHONY: train thinker test test-slow lint types check wheel-check wheels extras notebooks figures architecture algorithms docs bench clean
 
@@ -26,7 +26,7 @@ thinker: EXPERIMENT := thinker-sokoban-mini
 thinker: ARGS := total_steps=50000
 thinker: train
 
-# All tests run once, on the installed wheel; lint and types beside its build.
+# All tests run once, on the installed wheel; lint and types beside its build and the first of them.
 test: $(VENV)/.installed
 	@BIN=$(BIN) JOBS=$(JOBS) bash tests/all.sh
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# What `make test` runs: lint, types and the wheel's build at once, then all tests on the installed wheel, several at a time.
+# What `make test` runs: lint and types beside the wheel's build and then all tests on the installed wheel, several at a time.
 #
-#   BIN=.venv/bin JOBS=4 bash tests/all.sh           everything
-#   BIN=.venv/bin JOBS=4 bash tests/all.sh wheel     no lint and no types
+#   BIN=.venv/bin JOBS=3 bash tests/all.sh           everything
+#   BIN=.venv/bin JOBS=3 bash tests/all.sh wheel     no lint and no types
 #   ... bash tests/all.sh wheel tests/lab -x         more words are for pytest
 #
 # The wheel is built from the sdist and installed in a venv of its own, which sees the packages of the development venv; the tests run from an
@@ -19,8 +19,12 @@ if [ "${1:-}" = wheel ]; then shift; else
     checks=$!
 fi
 # pytest writes tests down again with what their assertions say: once here, for all processes that read them.
-"$bin/python" -m pytest -q -p no:cacheprovider --collect-only >"$work/collected" 2>&1 &
-collecting=$!
+collected=$bin/../.collected
+collecting=
+if [ ! -e "$collected" ] || [ -n "$(find tests -name '*.py' -newer "$collected")" ]; then
+    ("$bin/python" -m pytest -q -p no:cacheprovider --collect-only && touch "$collected") >"$work/collected" 2>&1 &
+    collecting=$!
+fi
 
 "$bin/python" -m build --no-isolation --sdist --outdir "$work" . >"$work/log" 2>&1 || { tail -20 "$work/log"; exit 1; }
 tar -xzf "$work"/parl_like-*.tar.gz -C "$work"
@@ -50,10 +54,10 @@ cd "$work/empty"
 import parl_like, pathlib
 assert pathlib.Path(parl_like.__file__).is_relative_to("$site"), parl_like.__file__
 PY
-wait $collecting || { tail -20 "$work/collected"; exit 1; }
-if [ -n "$checks" ] && ! wait "$checks"; then cat "$work/checks"; exit 1; fi
+if [ -n "$collecting" ]; then wait "$collecting" || { tail -20 "$work/collected"; exit 1; }; fi
 tests=("$root/tests")
 for word in "$@"; do [ -e "$root/${word%%::*}" ] && { tests=(); break; }; done
 for word in "$@"; do if [ -e "$root/${word%%::*}" ]; then tests+=("$root/$word"); else tests+=("$word"); fi; done
 "$work/venv/bin/python" -m pytest -q -p no:cacheprovider -c "$root/pyproject.toml" --rootdir "$root" -o pythonpath=tests/fakes \
-    -n "${JOBS:-4}" --dist loadgroup "${tests[@]}"
+    -n "${JOBS:-3}" --dist loadgroup "${tests[@]}"
+if [ -n "$checks" ] && ! wait "$checks"; then cat "$work/checks"; exit 1; fi

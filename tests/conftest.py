@@ -2,6 +2,7 @@
 own, examples; and that none of them ends the others."""
 
 import gc
+import logging
 import os
 import random
 import shutil
@@ -30,6 +31,12 @@ if not torch.cuda.is_available():  # the same draws; torch's own function keeps 
 MEMORY = tempfile.mkdtemp(prefix="parl-like-tests-", dir="/dev/shm") if os.path.isdir("/dev/shm") else ""
 if MEMORY:
     os.environ["PARL_LIKE_SHM"] = MEMORY
+
+# No test pulls a plug: what the disk of this machine has really written is waited for by those alone that start a process.
+os.fsync = lambda descriptor: None
+
+# Ray's workers would have the lowest priority, so that they begin minutes later beside other tests; and some begin for nobody.
+os.environ |= {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}
 
 # What the user has run and imported is remembered in a folder of theirs, too.
 os.environ["XDG_STATE_HOME"] = STATE = tempfile.mkdtemp(prefix="parl-like-tests-")
@@ -125,6 +132,22 @@ def pytest_collection_finish():
     gc.freeze()
     gc.enable()
     gc.set_threshold(10_000)
+    for name, logger in logging.root.manager.loggerDict.items():
+        if name.startswith("torch.") and isinstance(logger, logging.Logger):
+            logger.propagate = True  # pytest adds its handlers, six times a test, to each of those that do not
+
+
+def resident():
+    """Megabytes that this process has."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
+
+
+def pytest_runtest_logfinish(kept=[0]):  # noqa: B006  megabytes after the last collection
+    """A robot is few objects, much memory, and refers to itself: the collector, which counts objects, comes to it too late."""
+    if sys.platform == "linux" and resident() > kept[0] + 200:
+        gc.collect()
+        kept[0] = resident()
 
 
 def pytest_unconfigure():

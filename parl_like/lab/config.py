@@ -11,6 +11,7 @@ import types
 import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
+from functools import cache
 from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
@@ -153,7 +154,7 @@ def resolve(config_class: type[C], *layers: Mapping[str, object]) -> C:
     """
     name = config_class.__qualname__
     merged: dict[str, object] = {}
-    fields = [field.name for field in msgspec.structs.fields(config_class) if _has_parts(field.type)]
+    fields = [field.name for field in _fields(config_class) if _has_parts(field.type)]
     for layer in layers:
         own, parts = Tree(), Tree()  # parts in order: they may have several names for one thing
         for key, value in layer.items():
@@ -278,15 +279,21 @@ def _add(tree: dict[str, object], more: Mapping[str, object], prefix: str = "") 
 # ------------------------------------------------------------------------------------------------ fitting keys to a class
 
 
+@cache
+def _fields(struct: type[msgspec.Struct]) -> tuple[msgspec.structs.FieldInfo, ...]:
+    """The fields of a class, whose annotations are texts: each is compiled for it."""
+    return msgspec.structs.fields(struct)
+
+
 def _merge(struct: type[msgspec.Struct], low: Mapping[str, Any], layer: Mapping[str, object], name: str,
            prefix: str = "") -> dict[str, object]:
     """`low` with `layer` over it, every value of which is checked against its field; converted values stay plain data.
 
     Of a struct with a `short` field a text alone is the value; with another one, `low` keeps none of the fields `of_short`.
     """
-    fields = {field.name: field.type for field in msgspec.structs.fields(struct)}
+    fields = {field.name: field.type for field in _fields(struct)}
     short: str = getattr(struct, "short", "")
-    standard = {field.name: field.default for field in msgspec.structs.fields(struct)}.get(short)
+    standard = {field.name: field.default for field in _fields(struct)}.get(short)
     other = short in layer and layer[short] != low.get(short, standard)
     out = {key: value for key, value in low.items() if not (other and key in struct.of_short)}  # type: ignore[attr-defined]
     for key in low.keys() - out.keys() - layer.keys():

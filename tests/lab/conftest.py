@@ -4,6 +4,7 @@ import pytest
 from lab_fakes import MODULE, FakeRobot, experiment
 
 from parl_like.lab import experiment as experiments
+from parl_like.lab import snapshot
 
 
 @pytest.fixture
@@ -12,4 +13,5 @@ def fake_experiment(tmp_path, monkeypatch):
     monkeypatch.setattr(experiments, "_registered", {})
     monkeypatch.setattr(experiments, "_modules", {})
     monkeypatch.setattr(FakeRobot, "at_step", {})
+    monkeypatch.setattr(snapshot, "imported", lambda: {"parl_like/__init__.py": b""})  # not the sources of a thousand tests
     experiments.register(experiment(), module=MODULE)

@@ -35,7 +35,7 @@ OURS = (UsageError, ArchiveError)
 @pytest.fixture(autouse=True)
 def clean(fake_experiment, monkeypatch):
     monkeypatch.setattr(plots, "matplotlib_missing", lambda: True)
-    monkeypatch.setattr(session, "END_PATIENCE_S", 0.5)  # nothing that refuses here will take something later
+    monkeypatch.setattr(session, "END_PATIENCE_S", 0.0)  # nothing that refuses here will take something later
 
 
 def train(run_dir="run", **overrides):

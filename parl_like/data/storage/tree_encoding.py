@@ -9,6 +9,7 @@ import platform
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -244,7 +245,13 @@ def versions(*packages: str) -> dict[str, str]:
     out = {"python": platform.python_version()}
     for package in packages or ("parl_like", "numpy", "torch"):
         try:
-            out[package] = importlib.metadata.version(package)
+            out[package] = _version(package)
         except importlib.metadata.PackageNotFoundError:
             out[package] = "unknown"
     return out
+
+
+@cache
+def _version(package: str) -> str:
+    """Return what is installed, whose whole description is read for it: too long for each checkpoint."""
+    return importlib.metadata.version(package)
