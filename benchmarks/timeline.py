@@ -29,7 +29,8 @@ def costs(algorithm: str, env: str, steps: int, rounds: int, folder: Path, drive
     for _ in range(rounds):
         for kind, options in KINDS.items():
             with Robot.of(algorithm, env, seed=0, total_steps=steps, driver=driver) as robot:
-                robot.run(1)  # workers are there
+                if driver in ("processes", "ray"):
+                    robot.run(64)  # workers are there
                 hooks = [] if kind == "none" else [Timeline(file, **options)]
                 begin = process_time()
                 robot.run(steps, hooks=hooks)
