@@ -222,11 +222,15 @@ class Lifecycle:
                 phases.after = Phase.WAITING
         if late:
             self.halt(patience=1.0)  # who is late does not wait, so nobody does
-        elif self._forsaken is None:
+        else:
             self._forsaken = weakref.finalize(self._pool.robot, self._pool.driver.forsake)
 
     def _know(self, pool: Pool, robot: RunPort) -> None:
-        """Set what the agents and the driver know the pool and its robot by: themselves, or weak proxies while they wait."""
+        """Set what the agents and the driver know the pool and its robot by: themselves, or weak proxies while they wait. Only
+        then the driver may wait for the robot to be gone, for it is kept until it hears of it."""
+        if self._forsaken is not None:
+            self._forsaken.detach()
+            self._forsaken = None
         self._pool.driver.pool = pool
         for agent in self._pool.agents:
             agent.agent_pool, agent.robot = pool, robot

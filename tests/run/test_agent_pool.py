@@ -18,8 +18,8 @@ from parl_like.run.run_hooks import RunHooks
 from parl_like.run.statistics import Statistics
 
 
-def robot(n_agents=2):
-    return robot_of(Recorder(), lambda: OffPolicyHelper(size=100, batch_size=2, learn_every=2), n_agents=n_agents)
+def robot(n_agents=2, **options):
+    return robot_of(Recorder(), lambda: OffPolicyHelper(size=100, batch_size=2, learn_every=2), n_agents=n_agents, **options)
 
 
 def test_a_robot_has_a_pool_and_is_none():
@@ -68,6 +68,18 @@ def test_a_robot_that_is_forgotten_while_its_agents_wait_goes_with_its_pool():
     del made
     gc.collect()
     assert [each() for each in gone] == [None, None] and all(isinstance(env.unwrapped, Corridor) for env in envs)
+
+
+@pytest.mark.parametrize("driver", ["cooperative", "threads"])
+def test_a_robot_that_was_closed_after_a_run_is_gone_when_nobody_has_it(driver):
+    made = robot(driver=driver)
+    for _ in range(2):
+        made.run(10)
+    made.close()
+    gone = weakref.ref(made)
+    del made
+    gc.collect()
+    assert gone() is None
 
 
 @pytest.mark.parametrize("kind", [Robot, AgentPool, AgentMaker, HelperMaker, Lifecycle, RunHooks, Statistics])
