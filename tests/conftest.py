@@ -94,6 +94,8 @@ class Slow:
 
 def pytest_configure(config):
     config.pluginmanager.register(Slow)
+    # Files of one folder one after the other: pytest 9.1 forgets the fixtures of a folder to which it comes back.
+    config.args.sort(key=lambda arg: os.path.dirname(arg.partition("::")[0]))
 
 
 @pytest.hookimpl(trylast=True)
