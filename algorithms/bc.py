@@ -39,7 +39,7 @@ class BC(ActorCritic):
 
     fitting_models = "MLPActorCritic and ConvActorCritic"
     takes = Takes(memory="yes")
-    window, one_reward, takes_priorities, takes_rewards = Window(), False, False, False
+    window, one_reward, takes_priorities, takes_rewards, improves = Window(), False, False, False, False
     calls = {name: ActorCritic.calls[name] for name in ("policy", "head")}
 
     def __init__(self, model: Model | Callable[[], Model], *, entropy: float | Schedule = 0.0, sequence: int = 32,

@@ -120,7 +120,8 @@ class Algorithm(Guarded):
             returns their `priority`. If not, the robot is refused.
         takes_rewards: Whether `rewards` of other tasks may be added to those of its rows. If not, because it learns from other
             numbers than these, the robot is refused.
-        improves: Whether what it learns changes how its agents act; not where they act by a policy that is given.
+        improves: Whether its agents come to earn more by what it learns from their own steps; not where they act by a policy that
+            is given, or where it clones actions.
         pays_in_order: Whether the `reward` that it predicts is one for rows in the order in which they were stored, each once.
         own_settings: Names of attributes that a user's class has for itself, though a constructor of ours has such an argument:
             they are assigned as ever.

@@ -117,7 +117,7 @@ class AlgorithmProbe:
         """Learn, and raise `Broken` where the greedy action of a state is not the best one; `DoesNotApply` where learning does
         not change actions."""
         if not self.algorithm.improves:
-            raise DoesNotApply("it learns what a given policy is worth, by which its agents act")
+            raise DoesNotApply("it learns what a given policy is worth, or clones actions: its agents do not come to earn more")
         robot, made = self.robot(table, starts)
         with robot:
             robot.run(self.steps)
