@@ -58,6 +58,8 @@ if [ -n "$collecting" ]; then wait "$collecting" || { tail -20 "$work/collected"
 tests=("$root/tests")
 for word in "$@"; do [ -e "$root/${word%%::*}" ] && { tests=(); break; }; done
 for word in "$@"; do if [ -e "$root/${word%%::*}" ]; then tests+=("$root/$word"); else tests+=("$word"); fi; done
+failed=0
 "$work/venv/bin/python" -m pytest -q -p no:cacheprovider -c "$root/pyproject.toml" --rootdir "$root" -o pythonpath=tests/fakes \
-    -n "${JOBS:-3}" --dist loadgroup "${tests[@]}"
-if [ -n "$checks" ] && ! wait "$checks"; then cat "$work/checks"; exit 1; fi
+    -n "${JOBS:-3}" --dist loadgroup "${tests[@]}" || failed=$?
+if [ -n "$checks" ] && ! wait "$checks"; then cat "$work/checks"; failed=1; fi
+exit "$failed"

@@ -97,7 +97,7 @@ def test_options_of_commands_that_pages_name_are_taken():
     files = [*(ROOT / "parl_like" / "lab").rglob("*.py"), *(ROOT / "benchmarks").glob("*.py")]
     source = "".join(file.read_text(encoding="utf-8") for file in files)
     theirs = {"--no-deps", "--no-build-isolation", "--write", "--generate", "--head", "--port", "--address", "--help",
-              "--version", "--pythons", "--twice", "--index-url"}
+              "--version", "--pythons", "--twice"}
     named = {option for page in PAGES if not page.name.startswith("thinker")
              for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", page.read_text(encoding="utf-8"))}
     assert {option for option in named - theirs if f'"{option}"' not in source} == set()
