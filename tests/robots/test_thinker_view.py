@@ -317,6 +317,7 @@ def test_play_from_the_command_line(run, capsys):
 def test_a_robot_that_does_not_plan_is_filmed_as_any_other(run, capsys):
     folder = run("planning=none", "see_real_state=true", "see_h=false")
     assert main(["play", str(folder), "--seed", "3", "--steps", "3"]) == 0
-    (line,) = capsys.readouterr().out.splitlines()
+    said, line = capsys.readouterr().out.splitlines()
+    assert said.endswith("playing, then writing the film ...")
     film = Image.open(folder / "videos" / "episode_3.gif")
     assert line.split()[0] == str(folder / "videos" / "episode_3.gif") and film.size == (320, 350)
