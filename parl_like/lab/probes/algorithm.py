@@ -114,8 +114,8 @@ class AlgorithmProbe:
         return int(np.ravel(act)[0]) if self.act == "Discrete" else int(np.ravel(act)[0] > 0)
 
     def learns(self, table: Table, starts: tuple[int, ...], best: Mapping[int, int], why: str) -> None:
-        """Learn, and raise `Broken` where the greedy action of a state is not the best one; `DoesNotApply` where learning does
-        not change actions."""
+        """Learn, and raise `Broken` where the greedy action of a state is not the best one; `DoesNotApply` where it
+        does not come to earn more by learning."""
         if not self.algorithm.improves:
             raise DoesNotApply("it learns what a given policy is worth, or clones actions: its agents do not come to earn more")
         robot, made = self.robot(table, starts)
