@@ -350,13 +350,11 @@ def arguments_of(owner: Any) -> dict[str, inspect.Parameter]:
     fixed: set[str] = set()
     kinds = [vars(one) for one in owner.__mro__ if "__init__" in vars(one)] if isinstance(owner, type) else [{"__init__": owner}]
     for kind in kinds:
-        maker = kind["__init__"]
-        parameters, hints = inspect.signature(maker).parameters, _hints(maker)
-        for name, one in parameters.items():
-            if name not in ("self", *fixed) and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
-                found.setdefault(name, one.replace(
-                    annotation=hints.get(name, Any if one.annotation is one.empty else one.annotation)))
-        if not any(one.kind == one.VAR_KEYWORD for one in parameters.values()):
+        parameters = _parameters(kind["__init__"])
+        for one in parameters:
+            if one.name not in ("self", *fixed) and one.kind not in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
+                found.setdefault(one.name, one)
+        if not any(one.kind == one.VAR_KEYWORD for one in parameters):
             break
         fixed.update(kind.get("given_on", ()))
     return found
@@ -377,21 +375,31 @@ def _all_plain(value: Any) -> bool:
     return is_plain(value) and all(map(is_plain, flat(value).values()))
 
 
-_KNOWN_HINTS: WeakKeyDictionary[types.FunctionType, dict[str, Any]] = WeakKeyDictionary()
-"""Annotations of constructors: their texts are compiled, and evaluated, each time that they are asked for."""
+_KNOWN_PARAMETERS: WeakKeyDictionary[types.FunctionType, list[inspect.Parameter]] = WeakKeyDictionary()
+"""Parameters of constructors: texts of annotations are compiled, and evaluated, each time that they are asked for."""
 
 
-def _hints(function: Any) -> dict[str, Any]:
-    ours = isinstance(function, types.FunctionType)
-    if ours and function in _KNOWN_HINTS:
-        return _KNOWN_HINTS[function]
+def _parameters(maker: Any) -> list[inspect.Parameter]:
+    """The parameters of a constructor, with what their annotations mean."""
+    if maker is object.__init__:
+        return []
+    ours = isinstance(maker, types.FunctionType)
+    if ours and maker in _KNOWN_PARAMETERS:
+        return _KNOWN_PARAMETERS[maker]
+    hints, found = _hints(maker), inspect.signature(maker).parameters.values()
+    known = [one.replace(annotation=(hints or {}).get(one.name, Any if one.annotation is one.empty else one.annotation))
+             for one in found]
+    if ours and hints is not None:
+        _KNOWN_PARAMETERS[maker] = known
+    return known
+
+
+def _hints(annotated: Any) -> dict[str, Any] | None:
+    """What the annotations of a function or class mean; None: one has a name that only the type checker knows."""
     try:
-        hints = typing.get_type_hints(function, include_extras=True)
-    except (NameError, TypeError):  # a name that only the type checker knows
-        return {}
-    if ours:
-        _KNOWN_HINTS[function] = hints
-    return hints
+        return typing.get_type_hints(annotated, include_extras=True)
+    except (NameError, TypeError):
+        return None
 
 
 def kind_of(hint: Any) -> ArgumentKind | None:
@@ -445,7 +453,7 @@ def plain_type(hint: Any) -> bool:
     if hint in (int, float, bool, str, type(None)) or typing.get_origin(hint) is Literal:
         return True
     if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return all(map(plain_type, _hints(hint).values()))
+        return all(map(plain_type, (_hints(hint) or {}).values()))
     if typing.get_origin(hint) in (list, tuple, dict, Sequence, Iterable, Mapping, typing.Union, types.UnionType):
         anything = (..., object) if typing.get_origin(hint) in (dict, Mapping) else (...,)
         return all(one in anything or plain_type(one) for one in typing.get_args(hint))
