@@ -11,7 +11,8 @@ from parl_like.agents.on_policy import OnPolicyHelper
 from parl_like.agents.players import PlayersAgent
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.factory import create_algorithm_func
-from parl_like.robots.settings import Parts, arguments_of, named, optimiser_steps
+from parl_like.robots.arguments import arguments_of
+from parl_like.robots.settings import Parts, named, optimiser_steps
 from parl_like.robots.spaces import made_anew
 from parl_like.tasks.task import ComputationTask
 

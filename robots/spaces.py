@@ -27,7 +27,8 @@ from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.user_experiments import candidates
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.span import Span
-from parl_like.robots.settings import Parts, arguments_of, named
+from parl_like.robots.arguments import arguments_of
+from parl_like.robots.settings import Parts, named
 from parl_like.run.robot import Robot
 from parl_like.tasks.task import ComputationTask
 from parl_like.values.limits import check_array

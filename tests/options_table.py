@@ -17,7 +17,8 @@ from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
 from parl_like.lab.cli import VERBS
 from parl_like.lab.yaml_text import ConfigError
-from parl_like.robots.settings import CATALOGUE, arguments, named
+from parl_like.robots.arguments import arguments
+from parl_like.robots.settings import CATALOGUE, named
 
 sys.path.insert(0, str(Path(__file__).parent / "fakes"))
 from recorded_rows import offline  # noqa: E402

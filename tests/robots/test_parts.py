@@ -29,7 +29,7 @@ from parl_like.lab.yaml_text import ConfigError, UsageError, load_yaml
 from parl_like.learning.explorers import EpsilonGreedy
 from parl_like.learning.schedule import Exponential, Linear
 from parl_like.robots import auxiliary, hierarchy, single
-from parl_like.robots.settings import arguments_of
+from parl_like.robots.arguments import arguments_of
 
 
 def robot(*words, **layer):
