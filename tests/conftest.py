@@ -11,6 +11,7 @@ import sys
 import tempfile
 import traceback
 from pathlib import Path
+from zlib import crc32
 
 import numpy as np
 import pytest
@@ -80,14 +81,19 @@ class Slow:
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_modifyitems(config, items):
         lines = Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines()
-        listed, met, files = {line for line in lines if not line.startswith("#")}, set(), set()
+        parts = (line.partition(" 1/") for line in lines if not line.startswith("#"))
+        shares = {name: int(share or 0) for name, _, share in parts}
+        met, files = set(), set()
         for item in items:
             case = f"{item.path.relative_to(Path(__file__).parent)}::{item.nodeid.split('::', 1)[1].removesuffix('@ray')}"
             files.add(case.split("::")[0])
-            if named := listed & {case, case.split("[")[0]}:
+            named = shares.keys() & {case, case.split("[")[0]}
+            # By what a case is called, so that no other case decides; the first one of all stays.
+            stays = named and all(shares[name] and (name not in met or not crc32(case.encode()) % shares[name]) for name in named)
+            met |= named
+            if named and not stays:
                 item.add_marker("slow")
-                met |= named
-        stale = {line for line in listed - met if line.split("::")[0] in files}
+        stale = {line for line in shares.keys() - met if line.split("::")[0] in files}
         if stale and not any("::" in arg for arg in config.args):
             raise pytest.UsageError(f"tests/slow.txt names no test: {', '.join(sorted(stale))}; write its line anew")
 

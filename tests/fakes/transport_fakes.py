@@ -187,7 +187,7 @@ def end_by_ctrl_c(call, seconds=0.0, when=lambda: True):
         wait = seconds
         while not over.wait(wait):
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
-            wait = 30.0
+            wait = 5.0
 
     thread = threading.Thread(target=strike)
     try:
