@@ -132,7 +132,7 @@ def bsuite(id: str, *, max_episode_steps: int = -1, disable_env_checker: bool = 
 
 
 def mpe2(id: str, *, players: Literal["joint", "own", "central"] = "joint", reward: Literal["sum", "mean", "each"] | None = None,
-         disable_env_checker: bool = True, **options: Any) -> Joint | CentralState:
+         max_episode_steps: int = -1, disable_env_checker: bool = True, **options: Any) -> Joint | CentralState:
     """An environment of mpe2, "mpe2/simple_spread_v3".
 
     Args:

@@ -318,6 +318,9 @@ def of(algorithm: str | type, env: EnvSource, options: Mapping[str, Any]) -> Rob
     for key in ("env", "algorithm", *RUN_OPTIONS):
         if key in options:
             raise ValueError(f"Robot.of: {key} is no option of a robot{instead.get(key, '')}")
+    if not isinstance(driver := options.get("driver", ""), str):
+        raise ValueError(f"Robot.of: driver is {driver!r:.60}; expected a name, whose options are `workers`: driver='processes', "
+                         "workers={'count': 4}")
     one = {"n_agents": 1} if is_made(env) else {}
     made = {key: source for key, source in (("env", env), ("eval_env", options.get("eval_env")))
             if not isinstance(source, (str, Mapping))}

@@ -93,8 +93,7 @@ USES = {
     """,
     "ray": """
         from parl_like import Robot
-        from parl_like.drivers.ray.cluster import Ray
-        with Robot.of("PPO", "CartPole-v1", n_agents=2, driver=Ray(workers=1), seed=0) as robot:
+        with Robot.of("PPO", "CartPole-v1", n_agents=2, driver="ray", workers={"count": 1}, seed=0) as robot:
             robot.run(200)
             assert robot.env_steps >= 200
     """,

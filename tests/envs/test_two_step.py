@@ -4,7 +4,7 @@ import gymnasium as gym
 import numpy as np
 import pytest
 
-from parl_like import Robot
+from parl_like import Robot, make_env
 from parl_like.environment.state import clone_state, restore_state
 from parl_like.envs.central_state import CentralState
 from parl_like.envs.joint import Joint
@@ -90,6 +90,9 @@ def test_environments_of_mpe2_are_known_by_their_ids():
         assert robot.tasks["RL"].version > 0
     with pytest.raises(ValueError, match="mpe2: no environment 'simple_sprad_v3'; did you mean 'simple_spread_v3'"):
         Robot.of("QMIX", "mpe2/simple_sprad_v3")
+    env = make_env("mpe2/simple_spread_v3", max_cycles=3)
+    env.reset(seed=0)
+    assert [env.step(env.action_space.sample())[3] for _ in range(3)] == [False, False, True]
 
 
 @pytest.mark.parametrize("central", [True, False])

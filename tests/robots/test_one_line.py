@@ -9,6 +9,7 @@ import pytest
 from parl_like import Agent, ComputationTask, OffPolicyHelper, Robot, VectorAgent, create_algorithm_func
 from parl_like.algorithms import DQN, PPO, SARSA
 from parl_like.data.transforms import ObservationNormalizer, RewardScaling
+from parl_like.drivers.workers.processes import Processes
 from parl_like.models import MLPQ, ConvActorCritic, ConvQ, MLPActorCritic, RecurrentActorCritic
 
 
@@ -101,6 +102,8 @@ def test_a_vector_environment_and_an_environment_itself():
     (lambda: Robot.of("PPO", "CartPoll-v1"), "Robot.of: .*CartPoll"),
     (lambda: Robot.of("DQN", "Pendulum-v1"), "Robot.of: MLPQ: act is Box.*expected Discrete, .*use an actor-critic"),
     (lambda: Robot.of("PPO", "CartPole-v1", unrol=3), "Robot.of: .*'unrol'.*did you mean 'unroll'"),
+    (lambda: Robot.of("PPO", "CartPole-v1", driver=Processes(workers=2)),
+     r"driver is Processes\(workers=2.*; expected a name, whose options are `workers`: driver='processes', workers={'count': 4}"),
     (lambda: Robot.of("PPO", "CartPole-v1", run_dir="here"), "Robot.of: run_dir is no option of a robot"),
     (lambda: Robot.of("PPO", "CartPole-v1", n_agents=0), "Robot.of: .*n_agents"),
     (lambda: Robot.of("PPO", "CartPole-v1", eval_score="mean_length"), "eval_score is no option of a robot; give score="),
