@@ -386,8 +386,8 @@ def adapt(env: Any) -> gym.Env[Any, Any]:
         try:
             shimmy = importlib.import_module("shimmy")
         except ImportError as error:
-            raise ImportError(f"make_env: {env!r} is of dm_control, and shimmy does not import: {error}; install the extra for it: "
-                              "pip install 'parl_like[dm-control]'") from None
+            raise ImportError(f"make_env: {env!r} is of dm_control, and shimmy does not import: {error}; install the extra for "
+                              "it: pip install 'parl_like[dm-control]'") from None
         adapted: gym.Env[Any, Any] = shimmy.DmControlCompatibilityV0(env)
         return adapted
     if isinstance(env, gym.Env) and "seed" in _takes(env.unwrapped.reset):
