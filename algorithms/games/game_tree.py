@@ -136,7 +136,8 @@ class GameTree:
         or of none, and the values of its positions follow from arrays before it.
 
         Raises:
-            ValueError: the player was at positions of one information set by other moves of its own before: it forgets them.
+            ValueError: the player was at positions of one information set by other moves of its own before: it forgets them. Where
+                nothing is hidden, it needs to have made as many.
         """
         if player not in self._stages:
             theirs, before, depth = self.mover == player, np.zeros(len(self.parent), np.intp), np.zeros(len(self.parent), np.intp)
@@ -147,8 +148,9 @@ class GameTree:
                 own[first:end] = np.where(theirs[above], self.via[above], own[above])
             moves = self.moves[player]
             slots, earlier = self.via[moves], np.zeros(len(self.sets), np.intp)
-            earlier[slots] = own[moves]
-            if (wrong := np.flatnonzero(earlier[slots] != own[moves])).size:
+            known = before if self.game.traits.information == "perfect" else own  # what follows is the same then
+            earlier[slots] = known[moves]
+            if (wrong := np.flatnonzero(earlier[slots] != known[moves])).size:
                 raise ValueError(f"{self.game}: states with the key {self.keys[self.sets[slots[wrong[0]]]]!r} come after "
                                  f"different moves of player {player}; a best response needs a player that remembers its moves")
             kinds = np.stack([-before, ~theirs, np.where(theirs, 0, -depth)])[:, 1:]

@@ -470,6 +470,6 @@ def test_bdq_is_refused_real_numbers():
 @pytest.mark.parametrize(("algorithm", "env", "least"), [("SAC", Pair, 9.0), ("SAC", Choices, 9.0), ("BDQ", Choices, 9.0)])
 def test_every_part_is_learned_off_policy(algorithm, env, least):
     """All right in both parts earns 10 an episode; random play 5 of choices, below 2 of the pair."""
-    with Robot.of(algorithm, env, seed=0, n_agents=2, total_steps=4_000) as robot:
-        robot.run(4_000)
+    with Robot.of(algorithm, env, seed=0, n_agents=2, total_steps=6_000) as robot:
+        robot.run(6_000)
         assert robot.evaluate(20).mean_return > least

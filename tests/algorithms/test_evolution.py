@@ -356,7 +356,8 @@ def after(robot, generations=3):
 @pytest.mark.parametrize("kind", [ES, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (CEM, ARS))])
 def test_the_search_is_the_same_for_any_number_of_agents(kind):
     found = [after(robot_of(kind, n_agents=n)) for n in (1, 5, 12)]
-    assert all(torch.equal(center, found[0][0]) and learns == 3 for center, learns in found)
+    same = torch.allclose if kind is ARS else torch.equal  # it adds scores up, and those of larger batches are rounded otherwise
+    assert all(same(center, found[0][0]) and learns == 3 for center, learns in found)
     assert not torch.equal(after(robot_of(kind, n_agents=5, seed=4))[0], found[0][0])
 
 
