@@ -136,8 +136,8 @@ class GameTree:
         or of none, and the values of its positions follow from arrays before it.
 
         Raises:
-            ValueError: the player was at positions of one information set by other moves of its own before: it forgets them. Where
-                nothing is hidden, it needs to have made as many.
+            ValueError: the player was at positions of one information set by other moves of its own before: it forgets them;
+                where nothing is hidden, by another number of moves.
         """
         if player not in self._stages:
             theirs, before, depth = self.mover == player, np.zeros(len(self.parent), np.intp), np.zeros(len(self.parent), np.intp)
