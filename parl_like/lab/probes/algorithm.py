@@ -9,8 +9,6 @@ from contextlib import suppress
 from importlib import import_module
 from typing import Any, cast
 
-import numpy as np
-
 from parl_like.agents.episodic import EpisodicHelper
 from parl_like.agents.population import PopulationHelper
 from parl_like.lab import config as configs
@@ -22,9 +20,14 @@ from parl_like.run.robot import Robot
 
 GAMMA = 0.5
 SMALL = {"OffPolicyHelper.warmup": 64, "OffPolicyHelper.random_steps": 64, "OffPolicyHelper.batch_size": 32,
-         "OffPolicyHelper.learn_every": 2, "OffPolicyHelper.size": 2_000, "OnPolicyHelper.unroll": 32,
+         "OffPolicyHelper.learn_every": 2, "OffPolicyHelper.updates": 1, "OffPolicyHelper.size": 2_000,
+         "OnPolicyHelper.unroll": 32,
          "EpisodicHelper.episodes": 16}  # returns of one short episode alone, normalised, say nothing
-OWN: dict[str, float] = {"gamma": GAMMA, "lr": 2e-3, "target_period": 25, "epsilon": 0.5, "minibatches": 2, "n_step": 1}
+NETWORK = {"hidden": 32, "actor_hidden": 32, "critic_hidden": 32, "size": 32, "context": 4, "blocks": 1}
+"""The largest sizes of networks that are not given: a few states need no more, and wide policies soon cling to one action."""
+OWN: dict[str, float] = {"gamma": GAMMA, "lr": 2e-3, "target_period": 25, "epsilon": 0.5, "minibatches": 2, "n_step": 1,
+                         "sequence": 2, "burn_in": 1, "delay": 2, "behavior_updates": 300,
+                         "target_return": 1.0}  # the best that an episode earns where there is no γ
 END = 1
 """In each table the state that ends with 0: its value is known to be 0, so that each law sees no other's mistake."""
 
@@ -52,8 +55,9 @@ class AlgorithmProbe:
         self.act = "Box" if takes is not None and "Discrete" not in takes.actions else "Discrete"
         self.obs = "Discrete" if takes is not None and "Box" not in takes.observations else "Box"
 
-    def robot(self, table: Table, starts: tuple[int, ...], **env: Any) -> tuple[Robot, list[Tiny]]:
-        """Return a robot that learns in a tiny environment, and its environments as they are made."""
+    def robot(self, table: Table, starts: tuple[int, ...], random: bool = False, **env: Any) -> tuple[Robot, list[Tiny]]:
+        """Return a robot that learns in a tiny environment, and its environments as they are made. `random`: one that learns
+        from random rows gets those of a random policy, so that all actions are in them, whatever it thinks of these."""
         single = import_module("parl_like.robots.single")
         settings = import_module("parl_like.robots.settings")
         made: list[Tiny] = []
@@ -63,23 +67,37 @@ class AlgorithmProbe:
             return made[-1]
 
         nearest = single.nearest_to(self.algorithm) or "PPO"
-        helper = self.options.get("helper") or single.defaults_of(self.algorithm)["helper"]
+        defaults = single.defaults_of(self.algorithm)
+        helper = self.options.get("helper") or defaults["helper"]
         helper_name = helper if isinstance(helper, str) else helper.__name__
         name, known = self.algorithm.__name__, settings.arguments(self.algorithm)
-        given: dict[str, float] = {key: value for key, value in SMALL.items() if key.partition(".")[0] == helper_name}
-        tabular = "Table" in single.defaults_of(self.algorithm)["models"][0]
+        given: dict[str, Any] = {key: value for key, value in SMALL.items() if key.partition(".")[0] == helper_name}
+        if random and helper_name == "OffPolicyHelper":
+            given["OffPolicyHelper.random_steps"] = self.steps
+        tabular = "Table" in defaults["models"][0]
         own: dict[str, float] = {**OWN, "lr": 1e-2} if helper_name == "EpisodicHelper" else OWN
-        if self.act == "Box":  # noise around the first actions alone would show it one side of 0, and a slow target no future
+        if self.act == "Box":  # a slow target would show it no future
             own = {**own, "tau": 0.05}
-            given |= {"OffPolicyHelper.random_steps": self.steps // 2} if helper_name == "OffPolicyHelper" else {}
         given |= {f"{name}.{key}": value for key, value in own.items() if key in known and key not in self.options
                   and not (tabular and key == "lr")}
+        if "model" not in self.options:
+            given |= self.narrow(defaults)
         classes = {key: value for key, value in self.options.items() if key in ("helper", "model") and isinstance(value, type)}
         rest = {key: value for key, value in self.options.items() if key not in classes}
         agents = 1 if self.algorithm.window.one_lane or tabular else 2
         config = configs.resolve(single.Config, {"algorithm": nearest}, {"n_agents": agents, "seed": 1, "trace": True,
                                                                         "total_steps": self.steps, **given, **rest})
         return cast(Robot, single.build(config, env=make, algorithm=self.algorithm, **classes)), made
+
+    def narrow(self, defaults: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of the network that fits, so that it is no larger than NETWORK."""
+        settings = import_module("parl_like.robots.settings")
+        name, found = defaults["models"][0], {}
+        for key, (_, default) in settings.arguments(settings.named("Model", name)).items():
+            if (most := NETWORK.get(key)) is not None and key not in self.options:
+                value = defaults.get(f"{name}.{key}", default)
+                found[f"{name}.{key}"] = min(value, most) if isinstance(value, int) else [min(one, most) for one in value]
+        return found
 
     def runs(self) -> Finding | None:
         """Build the robot and run some steps. Returns the one finding there is where an error ends that; None: it runs.
@@ -108,23 +126,24 @@ class AlgorithmProbe:
             return import_module("parl_like.robots.settings").named("Algorithm", self.algorithm.__name__) is self.algorithm
         return False
 
-    def chooses(self, state: int, robot: Robot, env: Tiny) -> int:
-        """Return the greedy action in a state."""
-        act = robot.act(env.shown(state))
-        return int(np.ravel(act)[0]) if self.act == "Discrete" else int(np.ravel(act)[0] > 0)
+    def chooses(self, state: int, robot: Robot, table: Table) -> int:
+        """Return the greedy action in a state that an episode begins in."""
+        env = Tiny(table, (state,), self.act, self.obs)
+        robot.evaluate(1, env=env)
+        return env.chosen[state]
 
     def learns(self, table: Table, starts: tuple[int, ...], best: Mapping[int, int], why: str) -> None:
         """Learn, and raise `Broken` where the greedy action of a state is not the best one; `DoesNotApply` where it
         does not come to earn more by learning."""
         if not self.algorithm.improves:
             raise DoesNotApply("it learns what a given policy is worth, or clones actions: its agents do not come to earn more")
-        robot, made = self.robot(table, starts)
+        robot, _ = self.robot(table, starts, random=True)
         with robot:
             robot.run(self.steps)
             if not robot.tasks["RL"].algorithm.updates:
                 raise Broken(f"it made no update in {self.steps} steps")
             for state, act in best.items():
-                if (chosen := self.chooses(state, robot, made[0])) != act:
+                if (chosen := self.chooses(state, robot, table)) != act:
                     raise Broken(f"in state {state} the best action is {act}, for {why}; after {self.steps:,} steps it takes "
                                  f"{chosen}")
 
@@ -197,28 +216,37 @@ class AlgorithmProbe:
             raise Broken("where the environment writes each observation into the same array, the run is another one: an array of "
                          "the environment is kept, and read when it has changed")
 
-    def traced(self, steps: int = 400, **env: Any) -> str | None:
+    def traced(self, **env: Any) -> str | None:
         """Return the digest of a run."""
         robot, _ = self.robot(SEES, (0, END, 2), **env)
         with robot:
-            robot.run(steps)
+            robot.run(self.run_past_an_update(robot))
             return robot.trace_hash()
+
+    def run_past_an_update(self, robot: Robot) -> int:
+        """Run until there was an update, in rounds of 200 steps. Return how many steps that took: in as many more there is
+        another one."""
+        steps = 0
+        while not steps or steps < self.steps and not robot.tasks["RL"].algorithm.updates:
+            robot.run(200)
+            steps += 200
+        return steps
 
     def resume(self) -> None:
         """Go on from a saved state as if nothing had happened. Raises Broken where the law is broken."""
         whole, _ = self.robot(SEES, (0, END, 2))
         part, _ = self.robot(SEES, (0, END, 2))
         with whole, part:
-            whole.run(200)
+            steps = self.run_past_an_update(whole)
             with tempfile.TemporaryDirectory() as folder:
                 whole.save(f"{folder}/state")
                 part.load(f"{folder}/state")
             for robot in (whole, part):
-                robot.run(200)
+                robot.run(steps)
             if whole.trace_hash() != part.trace_hash():
                 parts = (robot.tasks["RL"].algorithm.model.weights_hash() for robot in (whole, part))
                 differs = "its parameters" if len(set(parts)) == 2 else "what it did"
-                raise Broken(f"200 steps after a state was saved and loaded, {differs} are not those of a run that went on")
+                raise Broken(f"{steps} steps after a state was saved and loaded, {differs} are not those of a run that went on")
 
 
 def probe_algorithm(algorithm: type[Algorithm], *, steps: int = 2_000, laws: tuple[str, ...] = (), **options: Any) -> Findings:

@@ -33,11 +33,15 @@ class Tiny(gym.Env[Any, Any]):
         in_place: It writes all observations into one array.
         masked: In a Dict, `mask` says which action is legal, another one at each step; it remembers in `illegal` what is taken
             against that.
+
+    Attributes:
+        chosen: State → the last choice there.
     """
 
     def __init__(self, table: Table, starts: tuple[int, ...], act: str = "Discrete",
                  obs: str = "Box", in_place: bool = False, masked: bool = False) -> None:
         self.table, self.starts, self.n, self.in_place, self.masked = table, starts, len(table), in_place, masked
+        self.chosen: dict[int, int] = {}
         self.action_space = ACTIONS[act]
         one: gym.Space[Any] = (gym.spaces.Discrete(self.n) if obs == "Discrete"
                                else gym.spaces.Box(0, 1, (self.n,), np.float32))
@@ -65,6 +69,7 @@ class Tiny(gym.Env[Any, Any]):
     def step(self, act: Any) -> tuple[Any, float, bool, bool, dict[str, Any]]:
         choice = int(act) if isinstance(self.action_space, gym.spaces.Discrete) else int(np.ravel(act)[0] > 0)
         self.illegal += not self.mask[choice]
+        self.chosen[self.state] = choice
         rew, self.state, end = self.table[self.state][choice]
         return self.shown(self.state), rew, end == "terminated", end == "truncated", {}
 
