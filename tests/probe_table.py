@@ -2,8 +2,8 @@
 
 A law that no longer holds, or that begins to hold, is a decision: whoever makes it writes the file anew, and the change shows it.
 
-    python tests/probe_table.py             writes the lines of all anew: ten seconds to a minute each
-    python tests/probe_table.py DQN PPO     writes theirs alone; who had none leaves the list of tests/lab/test_probe_laws.py
+    python tests/probe_table.py             writes the lines of all anew: up to a minute each
+    python tests/probe_table.py DQN PPO     writes theirs alone
 """
 
 import json

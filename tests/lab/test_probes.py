@@ -11,8 +11,9 @@ from gymnasium.spaces import Box, Dict, Discrete, Tuple
 from masked_pick import Locked
 
 from parl_like import Algorithm, Batch, Model, ReplayBuffer, Window, probe_algorithm, probe_buffer, probe_env
-from parl_like.algorithms import A2C, BDQ, DQN, RND, SAC, TD, TD3, AlphaZero
+from parl_like.algorithms import A2C, BDQ, DQN, ES, R2D2, RND, SAC, TD, TD3, AlphaZero, MonteCarlo
 from parl_like.lab.cli import main
+from parl_like.lab.probes.algorithm import ACTS, END, AlgorithmProbe
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.explorers import EpsilonGreedy
 
@@ -235,6 +236,24 @@ def test_a_network_that_reads_no_mask_is_told_what_a_mask_is():
     assert "an observation with a mask is a Dict" in found.reason and "Takes(masks=False)" in found.reason
 
 
+def test_a_network_with_a_memory_is_asked_what_it_does_at_the_beginning_of_an_episode():
+    probe = AlgorithmProbe(R2D2, 2_000, {})
+    robot, _ = probe.robot(ACTS, (0, END))
+    with robot:
+        assert probe.chooses(0, robot, ACTS) in (0, 1)
+
+
+def test_runs_that_are_compared_have_updates_before_and_after_the_saved_state():
+    for algorithm, late in ((MonteCarlo, {"episodes": 250}), (ES, {"population": 300})):
+        probe = AlgorithmProbe(algorithm, 2_000, late)
+        robot, _ = probe.robot(ACTS, (0, END))
+        with robot:
+            steps = probe.run_past_an_update(robot)
+            assert steps > 200 and (before := robot.tasks["RL"].algorithm.updates)
+            robot.run(steps)
+            assert robot.tasks["RL"].algorithm.updates > before
+
+
 @pytest.mark.slow
 def test_an_algorithm_that_keeps_all_laws_is_said_to():
     found = probe_algorithm(A2C)
@@ -245,7 +264,7 @@ def test_an_algorithm_that_keeps_all_laws_is_said_to():
 @pytest.mark.parametrize("algorithm", [SAC, TD3])
 def test_continuous_actions_keep_the_laws_of_values(algorithm):
     laws = ("learns which action pays", "discounts", "stops at termination", "bootstraps through truncation")
-    assert str(probe_algorithm(algorithm, laws=laws, hidden=[32, 32])).endswith("4 laws hold, 0 broken, 0 do not apply")
+    assert str(probe_algorithm(algorithm, laws=laws)).endswith("4 laws hold, 0 broken, 0 do not apply")
 
 
 def test_buffers_and_environments_that_break_laws():

@@ -26,7 +26,7 @@ SMALL = {"OffPolicyHelper.warmup": 64, "OffPolicyHelper.random_steps": 64, "OffP
 NETWORK = {"hidden": 32, "actor_hidden": 32, "critic_hidden": 32, "size": 32, "context": 4, "blocks": 1}
 """The largest sizes of networks that are not given: a few states need no more, and wide policies soon cling to one action."""
 OWN: dict[str, float] = {"gamma": GAMMA, "lr": 2e-3, "target_period": 25, "epsilon": 0.5, "minibatches": 2, "n_step": 1,
-                         "sequence": 2, "burn_in": 1, "delay": 2, "behavior_updates": 300,
+                         "sequence": 2, "burn_in": 1, "delay": 2, "behavior_updates": 300, "conservative": 1.0,
                          "target_return": 1.0}  # the best that an episode earns where there is no γ
 END = 1
 """In each table the state that ends with 0: its value is known to be 0, so that each law sees no other's mistake."""
