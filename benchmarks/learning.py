@@ -10,9 +10,9 @@ seconds of processor time after which an evaluation was at the mark for the firs
 and the machine may have other work.
 
 Where the peer is not installed ours are alone. The lunar lander needs pip install 'gymnasium[box2d]', the MinAtar games pip
-install --no-deps minatar, MuJoCo's hopper pip install 'mujoco<4' imageio (gymnasium 1.4 finds no MuJoCo in version 4); its
-episodes have up to 1,000 steps, so `--episodes 10 --points 10` is advisable there. With `--out FILE` each run is kept as it
-ends, and those that the file has already are not run again.
+install --no-deps minatar, MuJoCo's hopper pip install 'mujoco<4' imageio (gymnasium 1.4 finds no MuJoCo in version 4), GAIL the
+expert's rows: parl-like record pendulum-expert. The hopper's episodes have up to 1,000 steps, so `--episodes 10 --points 10` is
+advisable there. With `--out FILE` each run is kept as it ends, and those that the file has already are not run again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import argparse
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.util import find_spec
 from inspect import getsource, isfunction
 from itertools import count
@@ -45,7 +45,9 @@ from parl_like.data.storage.safe_files import replace_file
 from parl_like.envs.wrappers import Discretize
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
+from parl_like.lab.recorded import directory_of, named_in
 from parl_like.lab.reports.plots import bootstrap_interval, iqm
+from parl_like.lab.yaml_text import ConfigError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,6 +105,10 @@ MINATAR_DQN = {"learning_rate": 2.5e-4, "batch_size": 32, "buffer_size": 100_000
                "target_update_interval": 1000, "train_freq": 1, "gradient_steps": 1, "exploration_fraction": 1 / 3,
                "exploration_final_eps": 0.1}
 
+ICM = {"curiosity": "ICM", "rewards": {"curiosity": 0.01}, "n_agents": 32, "unroll": 32, "PPO.epochs": 10, "PPO.minibatches": 4,
+       "PPO.lr": {"start": 0.001, "end": 0.0}, "PPO.gamma": 0.99, "PPO.reward_scale": 0.05}  # PPO's are those of ppo-cartpole
+CURIOUS = Tianshou(build=tianshou.icm, n_envs=20, collect=2000, repeat=10)
+
 gym.register("MinAtarSpaceInvaders-v0", "parl_like.envs.minatar:MinAtar", kwargs={"game": "space_invaders"})
 gym.register("DiscretePendulum-v0", lambda: Discretize(gym.make("Pendulum-v1"), bins=9, joint=False))
 
@@ -157,6 +163,13 @@ CASES = {
                   "sde_sample_freq": 4})),
     "npg pendulum": Case(env="Pendulum-v1", steps=300_000, mark=-250, ours="npg-pendulum", peer=Tianshou(
         build=tianshou.npg, n_envs=16, collect=2048, batch=None, repeat=2, size=50_000)),
+    "gail pendulum": Case(env="Pendulum-v1", steps=200_000, mark=-1100, ours="gail-cartpole", changes={
+        "data": "pendulum-expert", "unroll": 256, "gamma": 0.9}, peer=Tianshou(
+            build=tianshou.gail, n_envs=16, collect=16, whole=True, batch=128, repeat=2)),
+    "icm cartpole": Case(env="CartPole-v1", steps=100_000, mark=195, algorithm="PPO", changes=ICM, peer=CURIOUS),
+    "icm mountain car": Case(env="MountainCar-v0", steps=100_000, mark=-180, algorithm="PPO", changes=ICM, peer=CURIOUS),
+    "icm mountain car, without it": Case(env="MountainCar-v0", steps=100_000, mark=-180, algorithm="PPO", changes={
+        **ICM, "rewards": {"curiosity": 0.0}}, peer=replace(CURIOUS, build=tianshou.ppo)),
     "bdq pendulum": Case(env="DiscretePendulum-v0", inner="Pendulum-v1", steps=30_000, mark=-250, ours="bdq-pendulum",
                          peer=Tianshou(build=tianshou.bdq, n_envs=10, collect=10, updates=10, batch=128, warmup=1280,
                                        epsilon=lambda steps: max(0.76 * (1 - 1e-4) ** steps, 0.01))),
@@ -286,7 +299,9 @@ def main(argv: list[str] | None = None) -> int:
         case = CASES[name]
         try:
             gym.make(case.env).close()
-        except (gym.error.Error, ImportError) as error:
+            for data in named_in(case.changes):
+                directory_of(data)
+        except (gym.error.Error, ImportError, ConfigError) as error:
             result["skipped"][name] = reason = str(error).splitlines()[0]
             lines.append(f"{name}: skipped: {reason}")
             continue

@@ -11,6 +11,12 @@ import gymnasium as gym
 import numpy as np
 
 from benchmarks.learning_peers import Point, first_start
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.data.datasets import to_arrays
+from parl_like.lab.recorded import directory_of
+
+COLUMNS = ("obs", "act", "rew", "terminated", "truncated", "obs_next")
+"""The columns of a recorded row, which Tianshou names as we do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -212,10 +218,91 @@ def npg(env: gym.Env[Any, Any]) -> Any:
                            for _ in range(2))
     actor = ContinuousActorProbabilistic(preprocess_net=of_actor, action_shape=space.shape, unbounded=True)
     critic = ContinuousCritic(preprocess_net=of_critic)
-    for layer in (*actor.modules(), *critic.modules()):
-        if isinstance(layer, nn.Linear):
-            nn.init.orthogonal_(layer.weight)
-            nn.init.zeros_(layer.bias)
+    for net in (actor, critic):
+        orthogonal(net)
     policy = ProbabilisticActorPolicy(actor=actor, dist_fn=lambda both: Independent(Normal(*both), 1), deterministic_eval=True,
                                       action_space=space, observation_space=env.observation_space)
     return NPG(policy=policy, critic=critic, optim=AdamOptimizerFactory(lr=1e-3), gamma=0.95, return_scaling=True)
+
+
+def buffer_of(rows: dict[str, Any]) -> Any:
+    """Tianshou's buffer of these `COLUMNS`."""
+    from tianshou.data import Batch
+    from tianshou.data import ReplayBuffer as Buffer
+
+    buffer = Buffer(len(rows["rew"]))
+    for i in range(len(rows["rew"])):
+        buffer.add(Batch(**{name: rows[name][i] for name in COLUMNS}, info={}))
+    return buffer
+
+
+def gail(env: gym.Env[Any, Any]) -> Any:
+    """With the settings of its own Pendulum example, but for the expert's rows: those of our `pendulum-expert`."""
+    from tianshou.algorithm import GAIL
+    from tianshou.algorithm.modelfree.reinforce import ProbabilisticActorPolicy
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.utils.net.common import Net
+    from tianshou.utils.net.continuous import ContinuousActorProbabilistic, ContinuousCritic
+    from torch import nn
+    from torch.distributions import Independent, Normal
+
+    space: Any = env.action_space
+    shape = env.observation_space.shape
+    of_actor, of_critic = (Net(state_shape=shape, hidden_sizes=[64, 64]) for _ in range(2))
+    actor = ContinuousActorProbabilistic(preprocess_net=of_actor, action_shape=space.shape, max_action=float(space.high[0]))
+    critic = ContinuousCritic(preprocess_net=of_critic)
+    judge = ContinuousCritic(preprocess_net=Net(state_shape=shape, action_shape=space.shape, hidden_sizes=[64, 64],
+                                                activation=nn.Tanh, concat=True))
+    for net, gain in ((actor, 1.0), (critic, 1.0), (judge, 2.0 ** 0.5)):
+        orthogonal(net, gain)
+    policy = ProbabilisticActorPolicy(actor=actor, dist_fn=lambda both: Independent(Normal(*both), 1), action_space=space,
+                                      deterministic_eval=True)
+    rows = to_arrays(ReplayBuffer.load(directory_of("pendulum-expert")))
+    rows["act"] = policy.map_action_inverse(rows["act"])
+    return GAIL(policy=policy, critic=critic, optim=AdamOptimizerFactory(lr=1e-3), expert_buffer=buffer_of(rows), disc_net=judge,
+                disc_optim=AdamOptimizerFactory(lr=5e-4), disc_update_num=2, gamma=0.95, max_grad_norm=0.5, vf_coef=0.25,
+                ent_coef=0.0, return_scaling=True, value_clip=True)
+
+
+def orthogonal(net: Any, gain: float = 1.0) -> None:
+    """Draws the weights anew, as its examples do."""
+    from torch import nn
+
+    for layer in net.modules():
+        if isinstance(layer, nn.Linear):
+            nn.init.orthogonal_(layer.weight, gain)
+            nn.init.zeros_(layer.bias)
+
+
+def ppo(env: gym.Env[Any, Any]) -> Any:
+    """With the settings of its own CartPole example of curiosity, which this leaves out."""
+    from tianshou.algorithm import PPO
+    from tianshou.algorithm.modelfree.reinforce import ProbabilisticActorPolicy
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.utils.net.common import ActorCritic, Net
+    from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
+    from torch.distributions import Categorical
+
+    space: Any = env.action_space
+    features = Net(state_shape=env.observation_space.shape, hidden_sizes=[64, 64])
+    actor = DiscreteActor(preprocess_net=features, action_shape=space.n)
+    critic = DiscreteCritic(preprocess_net=features)
+    orthogonal(ActorCritic(actor, critic))
+    policy = ProbabilisticActorPolicy(actor=actor, dist_fn=Categorical, action_scaling=False, action_space=space,
+                                      deterministic_eval=True)
+    return PPO(policy=policy, critic=critic, optim=AdamOptimizerFactory(lr=3e-4), gamma=0.99, max_grad_norm=0.5, vf_coef=0.5,
+               ent_coef=0.0, gae_lambda=0.95, advantage_normalization=False)
+
+
+def icm(env: gym.Env[Any, Any], weight: float = 0.01) -> Any:
+    """`ppo` with curiosity, with the settings of the same example."""
+    from tianshou.algorithm.modelbased.icm import ICMOnPolicyWrapper
+    from tianshou.algorithm.optim import AdamOptimizerFactory
+    from tianshou.utils.net.common import MLP
+    from tianshou.utils.net.discrete import IntrinsicCuriosityModule
+
+    space: Any = env.action_space
+    features = MLP(input_dim=int(np.prod(env.observation_space.shape or ())), output_dim=64, hidden_sizes=[64])
+    model = IntrinsicCuriosityModule(feature_net=features, feature_dim=64, action_dim=space.n, hidden_sizes=[64])
+    return ICMOnPolicyWrapper(wrapped_algorithm=ppo(env), model=model, optim=AdamOptimizerFactory(lr=3e-4), lr_scale=1.0,
+                              reward_scale=weight, forward_loss_weight=0.2)

@@ -1,7 +1,7 @@
 """Offline algorithms of peers on a data set of ours: their own settings, the updates of our experiments.
 
-    python offline_peers.py DATA --seeds 3                     # Tianshou's discrete BCQ, CQL, CRR; DATA: cartpole-replay
-    python offline_peers.py DATA --library d3rlpy --seeds 3    # its IQL, TD3+BC, CQL with their defaults; DATA: pendulum-replay
+    parl-like bench offline_peers DATA                     # Tianshou's discrete BCQ, CQL, CRR; DATA: cartpole-replay
+    parl-like bench offline_peers DATA --library d3rlpy    # its IQL, TD3+BC, CQL with their defaults; DATA: pendulum-replay
 
 DATA is a directory that `parl-like record` made. Prints a JSON line for each seed: the mean return of 50 episodes at the end,
 from start states 0 … 49, with best actions.
@@ -17,7 +17,9 @@ import gymnasium as gym
 import numpy as np
 import torch
 
-from parl_like.data.buffers.replay_buffer import ReplayBuffer as Recorded
+from benchmarks.learning_tianshou import buffer_of
+from parl_like.data.buffers.replay_buffer import ReplayBuffer
+from parl_like.data.datasets import to_arrays
 
 
 def played(env, act):
@@ -32,22 +34,20 @@ def played(env, act):
     return float(np.mean(returns))
 
 
-def tianshou(rows, seed):
+def tianshou(rows, seed, only):
     """Yields name, updates, CPU seconds and mean return of Tianshou's algorithms, with the settings of its own tests."""
     from tianshou.algorithm import DiscreteBCQ, DiscreteCQL, DiscreteCRR
     from tianshou.algorithm.imitation.discrete_bcq import DiscreteBCQPolicy
     from tianshou.algorithm.modelfree.qrdqn import QRDQNPolicy
     from tianshou.algorithm.modelfree.reinforce import DiscreteActorPolicy
     from tianshou.algorithm.optim import AdamOptimizerFactory
-    from tianshou.data import Batch, ReplayBuffer
+    from tianshou.data import Batch
     from tianshou.utils.net.common import Net
     from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
     from tianshou.utils.torch_utils import policy_within_training_step
 
     env, hidden = gym.make("CartPole-v1"), (64, 64)
-    buffer = ReplayBuffer(len(rows["obs"]))
-    for i in range(len(rows["obs"])):
-        buffer.add(Batch(**{name: column[i] for name, column in rows.items()}, info={}))
+    buffer = buffer_of(rows)
 
     def made(name):
         net, space = Net(state_shape=env.observation_space.shape, action_shape=64), env.action_space
@@ -68,6 +68,8 @@ def tianshou(rows, seed):
                            optim=AdamOptimizerFactory(lr=7e-4), target_update_freq=320)
 
     for name, (updates, size) in {"BCQ": (10_000, 64), "CQL": (5_000, 32), "CRR": (5_000, 64)}.items():
+        if name not in only:
+            continue
         torch.manual_seed(seed)
         np.random.seed(seed)
         algorithm, began = made(name), time.process_time()
@@ -80,27 +82,31 @@ def tianshou(rows, seed):
         yield f"Tianshou {name}", updates, seconds, score
 
 
-def d3rlpy(rows, seed):
-    """Yields the same of d3rlpy's algorithms with their defaults: networks of 256 x 256, and actions scaled to [-1, 1]."""
+def d3rlpy(rows, seed, only):
+    """Yields the same of d3rlpy's algorithms with their defaults: networks of 256 x 256, and actions scaled to [-1, 1]. CQL has
+    fewer updates than our experiment, for one takes a quarter of a second."""
     import d3rlpy
     from d3rlpy.algos import CQLConfig, IQLConfig, TD3PlusBCConfig
     from d3rlpy.preprocessing import MinMaxActionScaler
 
     env = gym.make("Pendulum-v1")
-    space, act = env.action_space, rows["act"].reshape(len(rows["act"]), -1)
-    data = d3rlpy.dataset.MDPDataset(
-        rows["obs"], space.low + (act + 1) / 2 * (space.high - space.low), rows["rew"].reshape(-1, 1),
-        rows["terminated"].astype(np.float32), rows["truncated"].astype(np.float32))
+    space = env.action_space
+    data = d3rlpy.dataset.MDPDataset(rows["obs"], rows["act"], rows["rew"].reshape(-1, 1), rows["terminated"].astype(np.float32),
+                                     rows["truncated"].astype(np.float32))
     scaled = {"action_scaler": MinMaxActionScaler(minimum=space.low, maximum=space.high)}
-    for config in (IQLConfig(**scaled), TD3PlusBCConfig(**scaled), CQLConfig(**scaled)):
+    for name, (config, updates) in {"IQL": (IQLConfig, 10_000), "TD3+BC": (TD3PlusBCConfig, 10_000),
+                                    "CQL": (CQLConfig, 2_000)}.items():
+        if name not in only:
+            continue
         d3rlpy.seed(seed)
-        algorithm, began = config.create(), time.process_time()
-        algorithm.fit(data, n_steps=10_000, n_steps_per_epoch=10_000, show_progress=False,
+        algorithm, began = config(**scaled).create(), time.process_time()
+        algorithm.fit(data, n_steps=updates, n_steps_per_epoch=updates, show_progress=False,
                       logger_adapter=d3rlpy.logging.NoopAdapterFactory())
-        yield (f"d3rlpy {type(algorithm).__name__}", 10_000, time.process_time() - began,
-               played(env, lambda obs: algorithm.predict(obs[None])[0]))  # noqa: B023
+        seconds = time.process_time() - began
+        yield f"d3rlpy {name}", updates, seconds, played(env, lambda obs: algorithm.predict(obs[None])[0])  # noqa: B023
 
 
+NAMES = ("BCQ", "CQL", "CRR", "IQL", "TD3+BC")
 LIBRARIES = {"tianshou": tianshou, "d3rlpy": d3rlpy}
 
 
@@ -108,14 +114,13 @@ def main(argv=None):
     words = argparse.ArgumentParser()
     words.add_argument("data")
     words.add_argument("--seeds", type=int, default=3)
+    words.add_argument("--only", choices=NAMES, nargs="+", default=NAMES)
     words.add_argument("--library", choices=LIBRARIES, default="tianshou")
     words.add_argument("--json", action="store_true", help="it is JSON in any case")
     given = words.parse_args(argv)
-    recorded = Recorded.load(given.data)
-    order = recorded.sample_indices(0)
-    rows = {name: recorded.columns[name][order] for name in ("obs", "act", "rew", "terminated", "truncated", "obs_next")}
+    rows = to_arrays(ReplayBuffer.load(given.data))
     for seed in range(given.seeds):
-        for peer, updates, seconds, score in LIBRARIES[given.library](rows, seed):
+        for peer, updates, seconds, score in LIBRARIES[given.library](rows, seed, given.only):
             print(json.dumps({"peer": peer, "seed": seed, "updates": updates, "mean_return": score,
                               "cpu_seconds": round(seconds, 1)}), flush=True)
     return 0

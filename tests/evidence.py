@@ -23,7 +23,8 @@ HEAD = """## What shows that they are right
 - *exact number*: a test of numbers worked out by hand, or known from elsewhere;
 - *identity*: a test that it is a simpler one where its novelty is off, or does what a plain loop does;
 - *mark*: its experiments reach what they expect, see [marks](marks.md);
-- *peer*: another library has trained the same, see [benchmarks](benchmarks.md), or gives the same numbers in a test.
+- *peer*: another library has trained the same, see [benchmarks](benchmarks.md) and
+  [offline](recipes/offline.md#beside-other-libraries), or gives the same numbers in a test.
 
 [evidence.yaml](evidence.yaml) names the tests and the rows.
 """

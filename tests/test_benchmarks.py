@@ -189,6 +189,14 @@ def test_learning_keeps_its_runs_in_a_file(tmp_path, monkeypatch, capsys):
     assert trained == [0, 1, 0, 0]  # with other settings
 
 
+def test_a_case_whose_data_is_not_there_is_skipped_and_says_how_to_make_it(tmp_path, monkeypatch, capsys):
+    from benchmarks import learning
+
+    monkeypatch.chdir(tmp_path)
+    assert learning.main(["--case", "gail pendulum"]) == 0
+    assert "gail pendulum: skipped: " in (told := capsys.readouterr().out) and "`parl-like record pendulum-expert`" in told
+
+
 def test_a_run_of_the_peer_is_kept_for_its_settings_alone():
     from benchmarks.learning import CASES
     from benchmarks.learning_peers import LinearDecay
