@@ -294,7 +294,7 @@ def ppo(env: gym.Env[Any, Any]) -> Any:
                ent_coef=0.0, gae_lambda=0.95, advantage_normalization=False)
 
 
-def icm(env: gym.Env[Any, Any], weight: float = 0.01) -> Any:
+def icm(env: gym.Env[Any, Any]) -> Any:
     """`ppo` with curiosity, with the settings of the same example."""
     from tianshou.algorithm.modelbased.icm import ICMOnPolicyWrapper
     from tianshou.algorithm.optim import AdamOptimizerFactory
@@ -305,4 +305,4 @@ def icm(env: gym.Env[Any, Any], weight: float = 0.01) -> Any:
     features = MLP(input_dim=int(np.prod(env.observation_space.shape or ())), output_dim=64, hidden_sizes=[64])
     model = IntrinsicCuriosityModule(feature_net=features, feature_dim=64, action_dim=space.n, hidden_sizes=[64])
     return ICMOnPolicyWrapper(wrapped_algorithm=ppo(env), model=model, optim=AdamOptimizerFactory(lr=3e-4), lr_scale=1.0,
-                              reward_scale=weight, forward_loss_weight=0.2)
+                              reward_scale=0.01, forward_loss_weight=0.2)
