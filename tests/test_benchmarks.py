@@ -10,9 +10,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium as gym
+import numpy as np
 import pytest
 
 from parl_like import Robot
+from parl_like.data.datasets import from_arrays
 
 pytestmark = pytest.mark.checkout
 
@@ -263,10 +265,14 @@ def test_ours_is_evaluated_in_the_episodes_of_the_peers():
     assert sorted(seen) == sorted(gym.make("Pendulum-v1").reset(seed=first_start(3) + k)[0].tolist() for k in range(5))
 
 
-def test_ours_and_the_peer_have_the_same_task():
+def test_ours_and_the_peer_have_the_same_task(tmp_path, monkeypatch):
     """Every case whose environment is installed: its robot can be built, and its spaces fit the environment of the peer."""
     from benchmarks.learning import CASES, starts
 
+    monkeypatch.chdir(tmp_path)
+    obs = np.zeros((2, 3), np.float32)
+    from_arrays(obs=obs, act=np.zeros((2, 1), np.float32), rew=np.zeros(2), obs_next=obs, terminated=np.zeros(2, bool),
+                truncated=np.ones(2, bool), action_space=gym.make("Pendulum-v1").action_space).save("data/pendulum-expert")
     found = 0
     for name, case in CASES.items():
         try:
