@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from parl_like.interfaces import AgentPort, RunPort, UsersAgent, UsersRobot
+from parl_like.values import plain
 from parl_like.values.errors import nearest
+from parl_like.values.plain import State
 from parl_like.values.spec import Info, leaves
 
 
@@ -63,6 +65,13 @@ class Hook:
         """Return numbers for `Robot.metrics`, and so for `metrics.csv`, by name; where the robot has one of that name, its own
         counts. Asked between iterations."""
         return {}
+
+    def state_dict(self) -> State:
+        """Return what a checkpoint keeps of it, where it belongs to a robot."""
+        return {}
+
+    def load_state_dict(self, state: State) -> None:
+        """Take over what `state_dict` gave."""
 
     def __add__(self, other: Hook | list[Hook]) -> list[Hook]:
         """`a + b + c` is the list of the three, in this order."""
@@ -140,6 +149,13 @@ class EpisodeMetrics(Hook):
 
     def metrics(self) -> dict[str, float]:
         return {name: float(np.mean(list(numbers))) for name, numbers in sorted(self._seen.items())}
+
+    def state_dict(self) -> State:
+        return {"seen": {name: list(numbers) for name, numbers in self._seen.items()}}
+
+    def load_state_dict(self, state: State) -> None:
+        seen = {name: map(plain.number, plain.listed(numbers)) for name, numbers in plain.entries(state["seen"]).items()}
+        self._seen = {name: deque(numbers, maxlen=self.keep) for name, numbers in seen.items()}
 
 
 class RewardsPerEpisode(Hook):
@@ -263,6 +279,12 @@ class EveryNEpisodes(_EveryN):
     def _one_more(self, agent: AgentPort, interrupted: bool = False) -> None:
         if not interrupted:
             self._count(agent.robot, self._seen or 0, (self._seen or 0) + 1)
+
+    def state_dict(self) -> State:
+        return {"seen": self._seen or 0}
+
+    def load_state_dict(self, state: State) -> None:
+        self._seen = plain.whole(state["seen"])
 
 
 class LossLog(Hook):

@@ -54,6 +54,7 @@ class _Counters(msgspec.Struct):
     ended_once: list[Count] = []
     departed_time_steps: Count = 0
     wrappers: dict[str, _Wrapper] = {}
+    hooks: dict[str, list[dict[str, Any]]] = {}
 
 
 _NO_STATE = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RuntimeError, SystemError)
@@ -100,6 +101,7 @@ class RobotState:
             "trace": {} if robot.trace is None else {str(i): d.hex() for i, d in robot.trace.digests.items()},
             **({} if robot.span is None else {"span": robot.span.state_dict()}),
             "wrappers": {name: wrapper.state_dict() for name, wrapper in robot.wrappers.items()},
+            "hooks": robot.pool.hooks.state_dict(),
         }
         return out
 
@@ -157,6 +159,7 @@ class RobotState:
         robot.statistics.load_state_dict(msgspec.structs.asdict(counters))
         for name, wrapper in counters.wrappers.items():
             robot.wrappers[name].load_state_dict(msgspec.to_builtins(wrapper))
+        robot.pool.hooks.load_state_dict(counters.hooks)
         if robot.trace is not None:
             robot.trace.digests = {int(i): bytes.fromhex(d) for i, d in counters.trace.items()}
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from parl_like.agents.agent import Agent
 from parl_like.environment.hooks import Hook, TraceHash
+from parl_like.values.plain import State
 
 
 class RunHooks:
@@ -67,6 +68,23 @@ class RunHooks:
         last one."""
         hooks = [hook for hook in dict.fromkeys((*self.own, *self._before)) if isinstance(hook, Hook)]
         return {name: float(value) for hook in hooks for name, value in hook.metrics().items()}
+
+    def state_dict(self) -> dict[str, list[State]]:
+        """Return the states of the robot's own hooks, by class, in their order."""
+        out: dict[str, list[State]] = {}
+        for name, hook in self._stateful():
+            out.setdefault(name, []).append(hook.state_dict())
+        return out
+
+    def load_state_dict(self, state: Mapping[str, Sequence[State]]) -> None:
+        """Restore what `state_dict` gave, as far as there are such hooks."""
+        left = {name: list(states) for name, states in state.items()}
+        for name, hook in self._stateful():
+            if left.get(name):
+                hook.load_state_dict(left[name].pop(0))
+
+    def _stateful(self) -> list[tuple[str, Hook]]:
+        return [(type(hook).__name__, hook) for hook in self.own if type(hook).state_dict is not Hook.state_dict]
 
     def connect(self) -> None:
         """Let hooks that the run before did not have hear PRE_EPISODE of the episodes that go on."""

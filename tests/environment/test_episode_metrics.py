@@ -6,7 +6,7 @@ import pytest
 from agent_fakes import Corridor, Recorder, robot_of
 
 from parl_like import Hook, OffPolicyHelper, VectorAgent
-from parl_like.environment.hooks import EpisodeMetrics
+from parl_like.environment.hooks import EpisodeMetrics, EveryNEpisodes
 from parl_like.lab.cli import main
 from parl_like.lab.runs.metrics import read_metrics
 from parl_like.lab.runs.rundir import RunDir
@@ -97,3 +97,27 @@ def test_environments_of_worker_processes_are_numbered_and_keep_their_infos():
     with robot_of(Recorder(), off, Corridor, hooks=[EpisodeMetrics(info=["x"])], driver="processes") as robot:
         with pytest.raises(ValueError, match=r"EpisodeMetrics: info is \['x'\], and infos stay in the worker processes"):
             robot.run(60)
+
+
+def test_a_checkpoint_keeps_what_hooks_have_counted(tmp_path):
+    def build():
+        hooks = [EpisodeMetrics(["position"], by_env=True), EveryNEpisodes(3, lambda robot: None)]
+        return robot_of(Recorder(), off, Lives, hooks=hooks, n_agents=2)
+
+    def counted(robot):
+        numbers = {name: value for name, value in robot.metrics().items() if "info/" in name or "/env_" in name}
+        return numbers, robot.pool.hooks.own[1]._seen
+
+    with build() as robot:
+        robot.run(40)
+        robot.save(tmp_path / "at")
+        expected = counted(robot)
+    assert "info/position/env_1" in expected[0] and expected[1] > 3
+    with build() as robot:
+        robot.load(tmp_path / "at")
+        assert counted(robot) == expected
+        state = robot.state_dict()
+        state["counters"]["hooks"]["EpisodeMetrics"][0]["seen"] = {"info/position": ["far"]}
+        with pytest.raises(ValueError, match="nothing was changed.*expected a number, got 'far'"):
+            robot.load_state_dict(state)
+        assert counted(robot) == expected
