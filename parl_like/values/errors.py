@@ -96,15 +96,25 @@ ELSEWHERE = {
     "minibatch_rows": "batch_size minibatch_size", "n_agents": "n_envs num_envs num_envs_per_env_runner",
     "n_step": "estimation_step", "shared": "vf_share_layers", "size": "buffer_size total_size",
     "target_period": "target_update_freq target_update_interval",
-    "stop": "max_steps num_steps timesteps total_timesteps", "tau": "polyak",
+    "stop": "max_steps num_steps stop_fn timesteps total_timesteps", "tau": "polyak",
     "total_steps": "max_epoch max_epochs n_timesteps timesteps total_timesteps",
     "transforms": "return_scaling rew_norm reward_normalization",
     "unroll": "n_steps rollout_fragment_length step_per_collect train_batch_size train_batch_size_per_learner",
     "updates": "gradient_steps update_per_step", "value_weight": "vf_coef vf_loss_coeff", "warmup": "learning_starts",
     "workers": "num_env_runners num_workers", "learn_every": "step_per_collect train_freq",
-    "n_lanes": "buffer_num", "lanes": "buffer_ids", "n": "batch_size sample_size",
+    "n_lanes": "buffer_num", "lanes": "buffer_ids", "n": "batch_size sample_size", "best": "save_best_fn",
+    "evaluate_episodes": "episode_per_test", "n_epochs": "max_epoch max_epochs", "steps_per_epoch": "step_per_epoch",
 }
 """Names of options → what they are called in Stable-Baselines3 and its Zoo, Tianshou and RLlib."""
+
+_BODY = "write it into the body of `for epoch, stats, info in robot.epochs(…)`, or into a hook"
+OTHERWISE = {
+    "render": "`robot.play(path)` films an episode, and `robot.watch(hook)` shows one to a hook",
+    "reset_buffer": "`robot.buffers[name].reset()` forgets the rows of a task",
+    "reset_env": "`n_episode=` begins with a reset", "reset_stat": "what is returned is of this call alone",
+    "save_checkpoint_fn": "`robot.save(path)`, or `robot.request_save(path)` in a hook", "test_fn": _BODY, "train_fn": _BODY,
+}
+"""Options of Tianshou's collectors and trainers that no option of ours is → what is done in their place."""
 
 GYMNASIUM = "gymnasium's step returns (obs, reward, terminated, truncated, info) and its reset (obs, info)"
 """The values that a caller unpacks, for messages."""

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from parl_like.values.errors import GYMNASIUM, Told, nearest, our_name, unknown
+from parl_like.values.errors import GYMNASIUM, OTHERWISE, Told, nearest, our_name, unknown
 from parl_like.values.ranges import check_arguments
 
 C = TypeVar("C", bound=type)
@@ -172,6 +172,8 @@ def explained(error: TypeError, name: str, made: Callable[..., object], kinds: t
                          f"class says so by given_on = ({twice[1]!r},)")
     for option in options:
         if option not in known and not anything:
+            if option in OTHERWISE:
+                return TypeError(f"{name}: no option {option!r}; {OTHERWISE[option]}")
             own = our_name(option, known)
             return TypeError(f"{name}: {unknown('option', option, known)}{', as it is called here' if own else ''}")
     if (many := _too_many(name, first, args)) is not None:

@@ -506,3 +506,17 @@ def test_tables_are_read_whole():
         where = table.first[s * 6 + a]
         assert (table.chance[where], table.to[where], table.reward[where], bool(table.ends[where])) == bare.P[s][a][0]
         np.testing.assert_array_equal(table.masks[s], bare.action_mask(s))
+
+
+def test_random_play_of_cartpole_lasts_as_long_as_published():
+    """ReinforcementLearning.jl: the mean length of 10,000 episodes is 21 ± 2."""
+    env, rng = make_vector_env("CartPole-v1", 500), np.random.default_rng(0)
+    env.reset(seed=0)
+    lengths, now = [], np.zeros(500, np.int64)
+    while len(lengths) < 10_000:
+        _, _, terminated, truncated, _ = env.step(rng.integers(2, size=500))
+        now += 1
+        lengths += now[terminated | truncated].tolist()
+        now[terminated | truncated] = 0
+    env.close()
+    assert 19 < np.mean(lengths) < 23
