@@ -35,7 +35,7 @@ class AskedTasks:
 
     Raises:
         ValueError: a task of `rewards` predicts no `reward`, one number for each row, or such for rows in order alone, which are
-            not what this one learns from. Or this one learns from no rewards of rows.
+            not what this one learns from. Or this one learns from no rewards of rows, or from several a row.
     """
 
     def __init__(self, owner: Callable[[], str], runner: AlgorithmRunner, tasks: Mapping[str, AskedTask],
@@ -47,6 +47,9 @@ class AskedTasks:
         if rewards and (not learner.takes_rewards or "to_go" in learner.window.fields):
             raise ValueError(f"{owner()}, rewards: {type(learner).__name__} learns from other numbers than the rewards of its "
                              "rows, so they would change nothing, or half of it; leave out rewards=")
+        if self.weights and learner.window.n_step > 1:
+            raise ValueError(f"{owner()}, rewards: {type(learner).__name__} learns from {learner.window.n_step} rewards a row, "
+                             f"and those of {', '.join(self.weights)} are for single steps; give it n_step=1")
         for name in self.weights:
             if self.tasks[name].output_shapes.get("reward") != ():
                 raise ValueError(f"{owner()}, rewards: task {name!r} predicts {self.tasks[name].output_shapes or 'nothing'}; "
@@ -82,14 +85,14 @@ class AskedTasks:
         """Put the weighted sum of all rewards in the place of the environment's. `rew` is [N], or [N, T] of sequences.
 
         Raises:
-            ValueError: a row has the rewards of several steps, or lacks a field that a task of `rewards` reads.
+            ValueError: a row has several rewards, or lacks a field that a task of `rewards` reads.
         """
         if not self.weights and self.own_weight == 1.0:
             return batch
         window, rew = self.runner.algorithm.window, batch.rew
-        if self.weights and (window.n_step > 1 or rew.ndim != 1 + (window.rows > 1)):
+        if self.weights and rew.ndim != 1 + (window.rows > 1):
             raise ValueError(f"{self.owner()}: its rows have rewards {tuple(rew.shape)}, and those of {', '.join(self.weights)} "
-                             "are for single steps; let the algorithm learn from one reward a row (n_step=1)")
+                             "are for single steps; let the algorithm learn from one reward a row")
         total = rew if self.own_weight == 1.0 else self.own_weight * rew
         for name, weight in self.weights.items():
             reward = self.ask(name, {field: self._rows(batch, field, name) for field in self._read(name)}).reward
