@@ -100,6 +100,7 @@ class Slow:
 
 def pytest_configure(config):
     config.pluginmanager.register(Slow)
+    config.pluginmanager.register(Collector())
     # Files of one folder one after the other: pytest 9.1 forgets the fixtures of a folder to which it comes back.
     config.args.sort(key=lambda arg: os.path.dirname(arg.partition("::")[0]))
 
@@ -145,17 +146,21 @@ def pytest_collection_finish():
             logger.propagate = True  # pytest adds its handlers, six times a test, to each of those that do not
 
 
-def resident():
-    """Megabytes that this process has."""
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
-
-
-def pytest_runtest_logfinish(kept=[0]):  # noqa: B006  megabytes after the last collection
+class Collector:
     """A robot is few objects, much memory, and refers to itself: the collector, which counts objects, comes to it too late."""
-    if sys.platform == "linux" and resident() > kept[0] + 200:
-        gc.collect()
-        kept[0] = resident()
+
+    kept = 0  # megabytes after the last collection
+
+    def pytest_runtest_logfinish(self):
+        if sys.platform == "linux" and self.resident() > self.kept + 200:
+            gc.collect()
+            self.kept = self.resident()
+
+    @staticmethod
+    def resident():
+        """Megabytes that this process has."""
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") >> 20
 
 
 def pytest_unconfigure():

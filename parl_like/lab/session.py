@@ -277,8 +277,7 @@ class Session:
             self.display.say(line)
         self.display.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
         self.display.say(f"everything is in {self.run.path}; {picture}")
-        again = foreign.named(self.run.path, self.config, self.experiment)
-        self.display.say(f"next: `parl-like play {again}` or `parl-like plot {self.run.path}`")
+        self.display.say(f"next: `parl-like play {self._again()}` or `parl-like plot {self.run.path}`")
 
     def _losses(self) -> list[str]:
         """Metrics that are losses, and have a value."""
@@ -407,6 +406,10 @@ class Session:
 
     # ---- the ends
 
+    def _again(self) -> str:
+        """Return the words by which another command goes on with this run."""
+        return foreign.named(self.run.path, self.config, self.experiment)
+
     def _followed(self, state: State) -> None:
         for follower in self.followers:
             follower.close(state)
@@ -422,8 +425,7 @@ class Session:
         self._followed(state)
         if state == "stopped":
             self.display.close()
-            again = foreign.named(self.run.path, self.config, self.experiment)
-            self.display.say(f"stopped by {reason} at env step {self.step():,}; continue with `parl-like resume {again}`")
+            self.display.say(f"stopped by {reason} at env step {self.step():,}; continue with `parl-like resume {self._again()}`")
             return STOPPED
         return FINISHED
 
@@ -444,8 +446,7 @@ class Session:
         try:
             self.run.outbox.check()
             if (step := self.checkpoints.newest()) is not None:
-                again = foreign.named(self.run.path, self.config, self.experiment)
-                there += f"; continue from step {step} with `parl-like resume {again}`"
+                there += f"; continue from step {step} with `parl-like resume {self._again()}`"
         except (OSError, UsageError):
             there = ""  # a deleted run has neither log nor checkpoint
         if self.debug and self.display.stream is not None:
