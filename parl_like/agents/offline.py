@@ -137,11 +137,22 @@ def check_recorded(buffer: ReplayBuffer, specs: Sequence[Spec]) -> None:
                              "convert the data, or build the model for its spaces", True)
 
 
+def sha256_of(path: str) -> str:
+    """Return the sha256 of the recorded rows that helpers of this process have read from a directory; empty: none has."""
+    data = RECORDED.get(_key(path)) if os.path.isdir(path) else None
+    source = None if data is None else source_of(data)
+    return "" if source is None else source.sha256
+
+
+def _key(path: str) -> tuple[str, int]:
+    return os.path.realpath(path), os.stat(path).st_mtime_ns
+
+
 def _recorded(path: str) -> ReplayBuffer:
     """The buffer that was saved there; that of other helpers of this process, where one has it."""
     if not os.path.isdir(path):
         raise ValueError(f"OfflineHelper: data is {path!r}; expected a directory that `buffer.save(path)` wrote, or a buffer")
-    key = os.path.realpath(path), os.stat(path).st_mtime_ns
+    key = _key(path)
     if (data := RECORDED.get(key)) is None or source_of(data) is None:  # rows were added to it
         data = RECORDED[key] = ReplayBuffer.load(path)
         data.source = DirectoryRows(path, rows_hash(data), data.written)

@@ -14,7 +14,7 @@ from parl_like.data.storage.safe_files import check_named
 from parl_like.data.storage.tree_encoding import EncodedComponent, refusal
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import foreign, sizes, snapshot, user_experiments, yaml_text
+from parl_like.lab import foreign, recorded, sizes, snapshot, user_experiments, yaml_text
 from parl_like.lab.config import ExperimentConfig
 from parl_like.lab.evaluations import evaluation_episodes, evaluation_seed
 from parl_like.lab.experiment import Experiment
@@ -66,7 +66,7 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
         for follower in followers_of(robot):
             follower.check()
         run = RunDir.create(experiment.name, configs.to_dict(config), command, _differs(experiment, config, robot),
-                               experiments.source_of(experiment.name))
+                               experiments.source_of(experiment.name), _data(config))
         stored.remember(run)
         with RunLock(run.path), contextlib.ExitStack() as ends:
             if sources:
@@ -129,7 +129,7 @@ def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *
             check_table(run)
             for follower in followers_of(robot):
                 follower.check()
-            run.restarted(command, _differs(experiment, config, robot), experiments.source_of(experiment.name))
+            run.restarted(command, _differs(experiment, config, robot), experiments.source_of(experiment.name), _data(config))
             run.save_config(configs.to_dict(config))
             stored.remember(run)
             with contextlib.ExitStack() as ends:
@@ -349,6 +349,15 @@ def _differs(experiment: Experiment, config: ExperimentConfig, robot: Robot) -> 
     old, here = (configs.to_dict(stored.with_parts(one, {})) for one in (defaults, config))
     found = {key: new for key, (_, new) in configs.differences(old, here).items() if key != "run_dir"}
     return found if robot.parts is None else {**found, **robot.parts.differs(getattr(defaults, "parts", {}))}
+
+
+def _data(config: ExperimentConfig) -> dict[str, str]:
+    """Return the sha256 of the recorded rows that a robot of this configuration, which was built here, learns from, by name or
+    path."""
+    from parl_like.agents import offline  # with torch, which a robot of another make does without
+
+    read = {name: offline.sha256_of(recorded.directory_of(name)) for name in recorded.named_in(getattr(config, "parts", {}))}
+    return {name: digest for name, digest in read.items() if digest}
 
 
 def _choose(run: RunDir, checkpoints: Checkpoints, which: str) -> str | Path:

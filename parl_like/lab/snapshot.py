@@ -56,7 +56,7 @@ def keep(run: RunDir) -> Callable[[], None]:
     digest = hash_of(files)
     user_experiments.remember_sources(digest)
     run.update(sources=digest)
-    name, cached = f"{FOLDER}/{digest[:16]}.tar.gz", _cache() / f"{digest}.tar.gz"
+    name, cached = _file_of(digest), _cache() / f"{digest}.tar.gz"
     with suppress(OSError):
         run.outbox.replace(name, read_named(cached, limit=MOST_BYTES))
         return lambda: None
@@ -156,6 +156,23 @@ def unpacked(data: bytes, file: object) -> dict[str, bytes]:
     return files
 
 
+def kept(run: RunDir) -> dict[str, bytes]:
+    """Return the sources that a run directory keeps, by name; none where it keeps none. Raises UsageError: they are damaged, or
+    others than its hash says."""
+    said = run.info().sources
+    if not said:
+        return {}
+    name = _file_of(said)
+    files = unpacked(run.read(name, MOST_BYTES), run.path / name)
+    if (digest := hash_of(files)) != said:
+        raise UsageError(f"{run.path / name}: expected sources with the hash {said}, got {digest}; they were changed")
+    return files
+
+
+def _file_of(digest: str) -> str:
+    return f"{FOLDER}/{digest[:16]}.tar.gz"
+
+
 def run_again(run: RunDir, words: Sequence[str], trusted: str) -> int | None:
     """Run a command line with the sources of a run, in a process of its own, and return its exit code; None: this is that one.
 
@@ -168,14 +185,10 @@ def run_again(run: RunDir, words: Sequence[str], trusted: str) -> int | None:
     """
     if _within:
         return None
-    said = run.info().sources
-    if not said:
+    digest = run.info().sources
+    if not digest:
         raise UsageError(f"{run.path} keeps no sources; it was trained with --no-snapshot, or by an older parl_like")
-    name = f"{FOLDER}/{said[:16]}.tar.gz"
-    files = unpacked(run.read(name, MOST_BYTES), run.path / name)
-    digest = hash_of(files)
-    if digest != said:
-        raise UsageError(f"{run.path / name}: expected sources with the hash {said}, got {digest}; they were changed")
+    name, files = _file_of(digest), kept(run)
     if trusted != digest and not user_experiments.has_run_sources(digest):
         raise UsageError(f"{run.path} was made by sources that you have not run; look at them (tar -xzf {shlex.quote(name)} in "
                          f"an empty directory), and if you trust them, give --trust {digest}")

@@ -63,7 +63,8 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     """The content of `run.json`. Times are ISO 8601 in UTC; `process_started` (of `lab.lock`) tells a pid from its reuse;
     `differs`: dotted key → value, where the configuration is not that of the experiment; `evaluated`: `step` and `score` of the
     last evaluation while training, `best_step` and `best` of the best one, if there was one; `source`: what had registered an
-    experiment of the user's; `sources`: the hash of those that it was made by, see `parl_like.lab.snapshot`."""
+    experiment of the user's; `sources`: the hash of those that it was made by, see `parl_like.lab.snapshot`; `data`: the sha256
+    of the recorded rows that it learns from, by name or path."""
 
     name: str
     experiment: Name
@@ -81,6 +82,7 @@ class RunInfo(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str] = []
     source: ExperimentSource | None = None
     sources: Annotated[str, msgspec.Meta(pattern=r"^([0-9a-f]{64})?\Z")] = ""
+    data: dict[str, str] = {}
 
 
 class Result(TypedDict, total=False):
@@ -113,7 +115,8 @@ class RunDir:
 
     @classmethod
     def create(cls, experiment: str, config: Mapping[str, Any], command: Sequence[str] = (),
-               differs: Mapping[str, object] | None = None, source: ExperimentSource | None = None) -> RunDir:
+               differs: Mapping[str, object] | None = None, source: ExperimentSource | None = None,
+               data: Mapping[str, str] | None = None) -> RunDir:
         """A new directory (mode 0700) with `run.json` (state running) and `config.yaml`.
 
         Args:
@@ -121,6 +124,7 @@ class RunDir:
                 `_2`, `_3` … behind it where that exists.
             differs: What of it is not as the experiment has it.
             source: What has registered the experiment.
+            data: The sha256 of the recorded rows that it learns from, by name or path.
 
         Raises:
             RunError: `run_dir` is there and not empty (it is left as it is), or the directory cannot be made or written to.
@@ -150,7 +154,8 @@ class RunDir:
             raise RunError(f"cannot make the run directory {path}: {error.strerror}; give another run_dir=") from None
         run = cls(path)
         run._write_info(RunInfo(name=path.name, experiment=experiment, state="running", started=now(), **_this_process(),
-                                versions=made_with, differs=dict(differs or {}), git=git, command=list(command), source=source))
+                                versions=made_with, differs=dict(differs or {}), git=git, command=list(command), source=source,
+                                data=dict(data or {})))
         run.save_config(config)
         run._must_be_written()
         return run
@@ -184,7 +189,7 @@ class RunDir:
         self._write_info(msgspec.structs.replace(self.info(), **fields))
 
     def restarted(self, command: Sequence[str], differs: Mapping[str, object] | None = None,
-                  source: ExperimentSource | None = None) -> None:
+                  source: ExperimentSource | None = None, data: Mapping[str, str] | None = None) -> None:
         """This process continues the run; a result that it had is no longer its own.
 
         Raises:
@@ -199,7 +204,7 @@ class RunDir:
                 raise RunError(f"cannot write to {self.path / name}: {error.strerror or error}; remove it") from None
         self.update(state="running", ended=None, exit_reason="", resumed=self.info().resumed + 1, **_this_process(),
                     versions=versions(*PACKAGES), differs=dict(differs or {}), git=git_state(), command=list(command),
-                    source=source)
+                    source=source, data=dict(data or {}))
         self._must_be_written()
         with suppress(FileNotFoundError):
             remove(self.path / "result.json")
