@@ -14,7 +14,7 @@ from typing import NoReturn
 import parl_like
 from parl_like.lab import text
 from parl_like.lab.commands import many_runs, one_run, tools
-from parl_like.lab.commands.options import ERROR, INTERRUPTED, USAGE
+from parl_like.lab.commands.options import ERROR, INTERRUPTED, USAGE, refuse_idle
 from parl_like.lab.commands.printing import print_json
 from parl_like.values.errors import shortened, unknown, without_trace
 
@@ -38,7 +38,7 @@ def _run(words: list[str], last: bool) -> int:
     """`last`: the process ends with this command."""
     try:
         args = _parse(words)
-        code: int = args.verb(args) or 0
+        code: int = args.verb.do(args) or 0
         sys.stdout.flush()
         if last:  # from here on Python shuts down, and is not to show tracebacks of that
             signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -95,7 +95,7 @@ def _parser() -> _Parser:
     verbs = parser.add_subparsers(metavar="VERB", required=True, parser_class=_Parser)
     for verb in VERBS:
         one = verbs.add_parser(verb.name, parents=[common], help=verb.help, description=verb.help)
-        one.set_defaults(verb=verb.do)
+        one.set_defaults(verb=verb, parser=one)
         for name, how in verb.options:
             one.add_argument(name, **how)
     return parser
@@ -127,6 +127,7 @@ def _parse(words: list[str]) -> argparse.Namespace:
         args.assignments = assignments + args.assignments
     if split and words[0] != "sweep":  # whose words stand for several values
         args.overrides = config.parse_assignments(args.assignments, lambda line: progress.show(args.stream, line))
+    refuse_idle(args, args.verb, args.parser)
     args.words, args.debug = ["parl-like", *words], args.debug or whole()
     args.report = print_json if args.json else None
     return args

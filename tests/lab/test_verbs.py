@@ -58,7 +58,14 @@ def test_help_explains_every_argument(name, capsys):
     ("eval runs/none", "no run directory (it has no run.json); `parl-like list` shows the runs"),
     ("play runs/x --episodes 0", "--episodes: expected a whole number from 1, got '0'"),
     ("plot", "required: RUN"),
-    ("xyz", "no verb 'xyz'; there are 'bench', "), ("list --from no.py", "no.py: No such file")])
+    ("xyz", "no verb 'xyz'; there are 'bench', "), ("list --from no.py", "no.py: No such file"),
+    ("list --spaces --from mine.py", "--spaces leaves nothing to --from; leave one of them out"),
+    ("dashboard --export page.html --port 8000", "--export leaves nothing to --port; leave one of them out"),
+    ("dashboard . --host 0.0.0.0", "--host 0.0.0.0 is every address of this machine, and the page has one name; give one"),
+    ("marks ppo-cartpole --keep lr=1e-3", "--keep leaves nothing to key=value; leave one of them out"),
+    ("marks --keep", "--keep: name the experiments"),
+    ("sweep ppo-cartpole --random 2 --optuna 2", "--random leaves nothing to --optuna; leave one of them out"),
+    ("sweep ppo-cartpole --address 10.0.0.1:6379", "is that of a Ray cluster; give --ray, too")])
 def test_typical_mistakes_are_one_line_with_the_way_out(line, message, capsys):
     assert cli.main(line.split()) == 2
     told = capsys.readouterr().err.strip()

@@ -119,14 +119,18 @@ def _diff(args: argparse.Namespace) -> None:
     from parl_like.lab.runs import rundir
 
     found = difference.difference(rundir.RunDir.open(args.run), rundir.RunDir.open(args.other))
-    lines = table(found["rows"]) if found["rows"] else ["settings, versions, code and results are the same"]
+    same = [] if found["files"] else ["settings, versions, code, recorded rows and results are the same"]
+    lines = table(found["rows"]) if found["rows"] else same
     show(args, found, [*lines, *difference.in_words(found)])
 
 
 def _marks(args: argparse.Namespace) -> None:
     if args.keep:
         from parl_like.lab import pretrained
+        from parl_like.lab.yaml_text import UsageError
 
+        if not args.names:
+            raise UsageError("--keep: name the experiments whose policies are to be kept")
         kept = {name: pretrained.make(name, Path(args.runs), lambda line: print(line, file=args.stream, flush=True))
                 for name in args.names}
         show(args, kept, (f"{name}: score {one.score:.6g}, {len(one.files)} files" for name, one in kept.items()))
@@ -144,8 +148,8 @@ def _sweep(args: argparse.Namespace) -> int:
     from parl_like.lab import progress, screen, signals, yaml_text
     from parl_like.lab.sweeps import spaces, sweep
 
-    if args.random and args.optuna:
-        raise yaml_text.UsageError("--random and --optuna are two ways to choose settings; leave one out")
+    if args.address and not args.ray:
+        raise yaml_text.UsageError(f"--address {args.address} is that of a Ray cluster; give --ray, too, or leave it out")
     space, since = spaces.space_of(args.assignments), monotonic()
     seeds_given = space.pop("seed", None)
     fixed = {key: space.pop(key)[0] for key, values in [*space.items()] if isinstance(values, list) and len(values) == 1}
@@ -197,7 +201,7 @@ VERBS = (
         option("--runs", "where runs are (default: runs)", default=RUNS_DIR, metavar="DIR"),
         option("--spaces", "instead: which algorithm takes which actions, observations, masks, memory", action="store_true"),
         SOURCE,
-    )),
+    ), (("--spaces", "--runs"), ("--spaces", "--from"))),
     Verb("plot", "draw the learning curve of one or several runs", _plot, (
         RUNS,
         option("--out", "the picture (png, svg or pdf)", metavar="FILE"),
@@ -215,8 +219,8 @@ VERBS = (
         option("--host", "address of this machine to listen at (default: 127.0.0.1, for this machine alone)",
                default="127.0.0.1", metavar="ADDRESS"),
         option("--export", "instead: write one HTML file that shows them without a server", default="", metavar="FILE"),
-    )),
-    Verb("diff", "say why two runs differ: settings, versions, code, results, and from which step on", _diff, (
+    ), (("--export", "--open"), ("--export", "--port"), ("--export", "--host"))),
+    Verb("diff", "say why two runs differ: settings, versions, code, data, results, and from which step on", _diff, (
         RUN, option("other", "another one", metavar="RUN"),
     )),
     Verb("marks", "train experiments with several seeds, and keep their scores in a file and a table", _marks, (
@@ -229,7 +233,7 @@ VERBS = (
         option("--runs", "where the run directories are (default: runs/marks)", default="runs/marks", metavar="DIR"),
         option("--keep", "instead: train seed 0 alone, and keep its policy in robots/pretrained, for --pretrained",
                action="store_true"),
-    )),
+    ), (("--keep", "--seeds"), ("--keep", "--jobs"), ("--keep", "--out"), ("--keep", "assignments"))),
     Verb("sweep", "train an experiment with many settings and seeds, and compare what they reach", _sweep, (
         option("experiment", "as for train", metavar="EXPERIMENT"),
         words("what to vary, e.g. seed=0..4 lr=1e-4,1e-3 (all combinations)"),
@@ -241,5 +245,5 @@ VERBS = (
         option("--ray", "run them as tasks of Ray, where it has room", action="store_true"),
         option("--address", "of the Ray cluster (default: a Ray of this machine)", default="", metavar="HOST:PORT"),
         option("--out", "where the run directories are (default: runs/sweeps)", default="", metavar="DIR"),
-    )),
+    ), (("--random", "--optuna"),)),
 )

@@ -14,12 +14,23 @@ Option = tuple[str, dict[str, Any]]
 
 
 class Verb(NamedTuple):
-    """A command: its name, its line of help, the function that does it, and its arguments."""
+    """A command: its name, its line of help, the function that does it, its arguments, and pairs of them of which the first
+    leaves nothing to the second."""
 
     name: str
     help: str
     do: Callable[[argparse.Namespace], int | None]
     options: tuple[Option, ...]
+    apart: tuple[tuple[str, str], ...] = ()
+
+
+def refuse_idle(args: argparse.Namespace, verb: Verb, parser: argparse.ArgumentParser) -> None:
+    """Exit where two arguments are given of which one would have no effect beside the other."""
+    dests = {name: str(how.get("dest", name.lstrip("-").replace("-", "_"))) for name, how in verb.options}
+    told = {name for name, dest in dests.items() if getattr(args, dest) != parser.get_default(dest)}
+    for one, other in verb.apart:
+        if {one, other} <= told:
+            parser.error(f"{one} leaves nothing to {'key=value' if other == 'assignments' else other}; leave one of them out")
 
 
 def whole(least: int) -> Callable[[str], int]:

@@ -77,7 +77,11 @@ def _whole(request: Request, name: str) -> int:
 
 
 def listening(host: str, port: int | None) -> socket.socket:
-    """A socket that listens. Raises UsageError: the port is in use, or not for us; the address is none of this machine."""
+    """A socket that listens. Raises UsageError: the port is in use, or not for us; the address is none of this machine, or all of
+    them."""
+    if host in ("", "0.0.0.0"):
+        raise UsageError(f"--host {host or repr(host)} is every address of this machine, and the page has one name; give one of "
+                         "them, or leave it out")
     ports = range(PORT, PORT + TRIED) if port is None else (port,)
     for one in ports:
         made = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -90,7 +94,8 @@ def listening(host: str, port: int | None) -> socket.socket:
             made.close()
             why = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     where = f"port {ports[0]}" if len(ports) == 1 else f"ports {ports[0]} to {ports[-1]}"
-    raise UsageError(f"cannot listen on {host}, {where}: {why}; give another --port, or --port 0 for any that is free")
+    raise UsageError(f"cannot listen on {host}, {where}: {why}; give another --port, or --port 0 for any that is free"
+                     f"{'' if host == LOCAL else ', or another --host'}")
 
 
 def server(paths: Sequence[Path], host: str, port: int | None,
