@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import shutil
 import time
 
 import numpy as np
@@ -17,6 +18,7 @@ from parl_like.lab.dashboard import board as boards
 from parl_like.lab.dashboard import catalogue, columns
 from parl_like.lab.dashboard.board import Board, NotThere
 from parl_like.lab.dashboard.columns import Column, bucketed, cells, cells_reference, header_of
+from parl_like.lab.dashboard.export import export
 from parl_like.lab.reports.plots import POINTS, curves
 from parl_like.lab.runs.metrics import METRICS, as_csv
 from parl_like.lab.runs.outbox import RunError
@@ -288,6 +290,32 @@ def test_pictures_are_served_by_their_id(tmp_path):
 # ---- hostile directories
 
 
+def test_a_run_that_is_deleted_while_it_is_exported_is_left_out(tmp_path, monkeypatch):
+    gone, _ = make_run(tmp_path, "gone"), make_run(tmp_path, "stays")
+    run = Board.run
+
+    def deletes(board, name):
+        shutil.rmtree(gone.path, ignore_errors=True)
+        return run(board, name)
+
+    monkeypatch.setattr(Board, "run", deletes)
+    assert export([tmp_path], tmp_path / "page.html")["runs"] == 1
+    assert b"worker 0 was replaced" in (tmp_path / "page.html").read_bytes()
+
+
+def test_a_picture_has_a_size(tmp_path, monkeypatch):
+    run = make_run(tmp_path, "one")
+    run.videos.mkdir()
+    (run.videos / "episode_1.gif").write_bytes(b"GIF89a")
+    board = Board([tmp_path])
+    name = only(board)["id"]
+    file = board.run(name)["files"][0]["id"]
+    assert board.picture(name, file) == (b"GIF89a", "image/gif")
+    monkeypatch.setattr(boards, "MAX_PICTURE", 5)
+    with pytest.raises(NotThere):
+        board.picture(name, file)
+
+
 def test_links_lead_nowhere(tmp_path):
     secret = tmp_path / "secret"
     secret.mkdir()
@@ -342,6 +370,7 @@ def test_a_run_that_is_deleted_while_it_is_shown_harms_no_other(tmp_path, when):
     assert ids["stays"] in told(board, "RL/loss") and board.run(ids["stays"])["events"]
     with pytest.raises(NotThere):
         board.run(ids["gone"])
+    assert {"what": "readable", "values": [None, "it was deleted"]} in board.differences([ids["stays"], ids["gone"]])["rows"]
     board.catalogue._next = 0.0  # a look for runs is due
     assert [one["name"] for one in board.runs()["runs"]] == ["stays"]
 

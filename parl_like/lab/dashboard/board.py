@@ -165,6 +165,8 @@ class Board:
                     found.append(facts(self._entry(name).run))
                 except DAMAGED as error:
                     found.append({"readable": without_trace(error)})
+                except NotThere:
+                    found.append({"readable": "it was deleted"})
             rows = []
             for what in dict.fromkeys(key for one in found for key in one):
                 values = [one.get(what) for one in found]

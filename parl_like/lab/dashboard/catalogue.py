@@ -64,7 +64,6 @@ class Catalogue:
 
     Args:
         paths: Run directories, or folders to look for them in.
-        extra: Whether a folder may be missing so far.
 
     Attributes:
         entries: By id, the newest first.

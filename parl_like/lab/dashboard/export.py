@@ -38,7 +38,10 @@ def export(paths: Sequence[Path], out: Path) -> Tree:
         curves += new
     left, details = PICTURES, {}
     for name in ids:
-        details[name] = board.run(name)
+        try:
+            details[name] = board.run(name)
+        except NotThere:  # deleted meanwhile
+            continue
         kept = []
         for file in details[name]["files"]:
             if file["size"] <= left:
@@ -49,6 +52,7 @@ def export(paths: Sequence[Path], out: Path) -> Tree:
                 left -= len(body)
                 kept.append({**file, "data": f"data:{kind};base64,{base64.b64encode(body).decode()}"})
         details[name]["files"] = kept
+    ids, runs = [*details], {**runs, "ids": [*details], "runs": [row for row in runs["runs"] if row["id"] in details]}
     shown = list(dict.fromkeys(one["metric"] for one in curves))
     data = {"time": time.strftime("%Y-%m-%d %H:%M"), "runs": {**runs, "metrics": shown}, "curves": curves, "details": details,
             "differences": board.differences(ids[:COMPARED])}

@@ -41,7 +41,7 @@ lab.details = (() => {
     if (!differences) return h("p", { class: "soft" }, "reading …");
     const names = differences.runs.map((id) => (lab.known.runs.get(id) || {}).name || id);
     if (names.length < 2) return h("p", { class: "soft" }, "draw two runs or more to see how they differ");
-    return [h("p", { class: "soft" }, `the first ${names.length} of the drawn runs, in the order of the table`), differences.rows.length ? table(["what", ...names], differences.rows.map((one) => [one.what, ...one.values])) : h("p", {}, "settings, versions, code and results are the same")];
+    return [h("p", { class: "soft" }, `the first ${names.length} of the drawn runs, in the order of the table`), differences.rows.length ? table(["what", ...names], differences.rows.map((one) => [one.what, ...one.values])) : h("p", {}, "settings, versions, code, data and results are the same")];
   };
 
   const panel = { robot: () => h("div", { id: "robot" }), events, settings, differences: differing, pictures };
