@@ -331,6 +331,8 @@ def test_a_damaged_search_is_refused(started, capsys, text):
     Path("sweeps", "optuna.log").unlink()
     os.mkfifo("sweeps/optuna.log")
     assert cli.main(["sweep", "fake", "metrics_every=50..5000", "--optuna", "1", "--out", "sweeps"]) == 2
+    Path("file").touch()
+    assert cli.main(["sweep", "fake", "metrics_every=50..5000", "--optuna", "1", "--out", "file"]) == 2
 
 
 def test_a_trial_that_was_under_way_when_the_search_was_killed_is_made_again(started, capsys):

@@ -55,11 +55,11 @@ def study_of(sweep: Sweep, space: Mapping[str, Values], seeds: Sequence[int]) ->
     varied = {key: distribution_to_json(kind) for key, kind in distributions(space).items()}
     what = json.dumps([sweep.experiment.name, sweep.fixed, varied, list(seeds), sweep.data()], sort_keys=True)
     name = user_experiments.code_hash(sweep.experiment.name, hashlib.sha256(what.encode()).hexdigest()[:16])
-    sweep.out.mkdir(parents=True, exist_ok=True)
     file = sweep.out / STUDY
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         try:
+            sweep.out.mkdir(parents=True, exist_ok=True)
             os.close(open_file(file, os.O_RDWR | os.O_CREAT))  # refuses what is no plain file
             study = optuna.create_study(
                 storage=JournalStorage(JournalFileBackend(str(file))), study_name=name, load_if_exists=True, direction="maximize",
