@@ -1,8 +1,11 @@
 """What the dashboard says of run directories: right numbers, of what is there now; hostile ones harm nobody."""
 
+import base64
+import hashlib
 import itertools
 import json
 import os
+import re
 import shutil
 import time
 
@@ -535,6 +538,56 @@ def test_of_a_robot_only_so_much_is_told(tmp_path):
     board = Board([tmp_path])
     robot = board.run(only(board)["id"])["robot"]
     assert [len(robot[key]) for key in ("tasks", "agents", "workers")] == [64, 256, 64]
+
+
+def test_whatever_a_run_has_much_of_only_so_much_is_told(tmp_path, monkeypatch):
+    for name in ("one", "two", "three"):
+        run = make_run(tmp_path, name, config={name: "x" * 900, **dict.fromkeys("abcdef", name)},
+                       columns=["step", *(f"{name}{i}" for i in range(14))])
+    run.videos.mkdir()
+    for i in range(5):
+        run.event("note", text=str(i))
+        (run.videos / f"{i}.png").touch()
+    for module, name, most in ((boards, "TEXT", 100), (boards, "MAX_EVENTS", 3), (boards, "MAX_ROWS", 4), (boards, "COMPARED", 2),
+                               (boards, "MAX_COLUMNS", 2), (catalogue, "MAX_FILES", 2)):
+        monkeypatch.setattr(module, name, most)
+    board = Board([tmp_path])
+    found = board.runs()
+    ids = {one["name"]: one["id"] for one in found["runs"]}
+    told, differs = board.run(ids["three"]), board.differences([*ids.values()])
+    assert len(told["events"]) == 3 and len(told["settings"]) == 4 and len(told["files"]) == 2 and len(found["metrics"]) == 2
+    assert len(differs["runs"]) == 2 == len(differs["rows"][0]["values"]) and len(differs["rows"]) == 4
+    assert max(len(text) for text in told["settings"].values()) < 150
+
+
+def test_a_table_and_a_line_of_it_have_a_size(tmp_path, monkeypatch):
+    run = make_run(tmp_path, "one", table=b"step,x\n1,2\n" + b"3" * 500)
+    monkeypatch.setattr(columns, "MAX_LINE", 400)
+    with pytest.raises(RunError, match="a line of over 400 bytes"):
+        Column(run.path, run.path, "x").advance(time.perf_counter() + 60)
+    monkeypatch.setattr(columns, "MAX_TABLE_BYTES", 100)
+    with pytest.raises(RunError, match="is not readable"):
+        Column(run.path, run.path, "x").advance(time.perf_counter() + 60)
+
+
+def test_runs_far_below_a_folder_are_not_looked_for(tmp_path):
+    make_run(tmp_path, "a/b/c/d/e")
+    make_run(tmp_path, "a/b/c/d/e/f/g")  # below a run
+    make_run(tmp_path, "1/2/3/4/5/6")
+    assert [one["name"] for one in Board([tmp_path]).runs()["runs"]] == ["a/b/c/d/e"]
+
+
+def test_an_exported_page_holds_texts_as_texts_and_asks_nobody(tmp_path):
+    """`tests/lab/test_dashboard_page.py` opens it, where there is a browser."""
+    make_run(tmp_path, "one", config={"lr": "</script><script>alert(1)</script>"})
+    export([tmp_path], tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    assert "<script>alert" not in text and "\\u003cscript>alert(1)" in text
+    (policy,) = re.findall(r'<meta http-equiv="Content-Security-Policy" content="([^"]+)">', text)
+    assert policy.startswith("default-src 'none'; ") and "unsafe" not in policy and "http" not in policy and "*" not in policy
+    for tag in ("script", "style"):
+        for body in re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL):
+            assert f"'sha256-{base64.b64encode(hashlib.sha256(body.encode()).digest()).decode()}'" in policy
 
 
 def test_memory_is_bounded(tmp_path, monkeypatch):

@@ -85,6 +85,20 @@ def test_no_host_and_two_hosts_are_refused(site):
             assert one.recv(100).split()[1] in (b"400", b"403")
 
 
+def test_two_hosts_are_refused_whoever_reads_the_request():
+    """h11 refuses them, too."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    one = guard.Guard(None, 1, ["localhost"])
+    scope = {"type": "http", "method": "GET", "path": "/", "query_string": f"token={one.token}".encode(),
+             "headers": [(b"host", b"localhost:1")] * 2}
+    asyncio.run(one(scope, None, send))
+    assert sent[0]["status"] == 403
+
+
 @pytest.mark.parametrize(
     "origin", ["http://evil.example", "null", "https://localhost:{port}", "http://localhost:1", "http://localhost:{port}.evil"]
 )
@@ -239,9 +253,11 @@ def test_odd_questions_are_answered_as_plain_ones(site, query):
 
 def has_the_headers(headers):
     policy = headers["content-security-policy"]
-    assert "default-src 'self'" in policy and "unsafe" not in policy and "frame-ancestors 'none'" in policy
+    assert "default-src 'self'" in policy and "unsafe" not in policy
+    assert {f"{what} 'none'" for what in ("frame-ancestors", "base-uri", "form-action", "object-src")} <= {*policy.split("; ")}
     assert "script-src" not in policy  # scripts are what default-src says: files of ours
     assert headers["x-frame-options"] == "DENY" and headers["x-content-type-options"] == "nosniff"
+    assert headers["cross-origin-opener-policy"] == headers["cross-origin-resource-policy"] == "same-origin"
     assert headers["referrer-policy"] == "no-referrer" and headers["cache-control"] == "no-store" and "server" not in headers
 
 
@@ -397,7 +413,8 @@ def test_a_connection_that_asks_nothing_is_dropped(tmp_path, monkeypatch, said):
         assert closed(one)
 
 
-def test_a_slow_reader_is_dropped(tmp_path, monkeypatch):
+@pytest.mark.parametrize("questions", [1, 2])  # the answer to a second one waits until the first was taken
+def test_a_slow_reader_is_dropped(tmp_path, monkeypatch, questions):
     run = make_run(tmp_path, "one")
     run.videos.mkdir()
     (run.videos / "episode_1.gif").write_bytes(b"GIF89a" + bytes(20_000_000))
@@ -408,9 +425,9 @@ def test_a_slow_reader_is_dropped(tmp_path, monkeypatch):
         with socket.socket() as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             one.connect(("127.0.0.1", site.port))
-            one.sendall(
-                f"GET /picture/{name}/{file} HTTP/1.1\r\nHost: localhost:{site.port}\r\nCookie: {site.cookie}\r\n\r\n".encode()
-            )
+            known = f"Host: localhost:{site.port}\r\nCookie: {site.cookie}"
+            one.sendall(f"GET /picture/{name}/{file} HTTP/1.1\r\n{known}\r\n\r\n".encode() * questions)
+            assert one.recv(1) and site.server.server_state.connections
             until = time.monotonic() + 15
             while site.server.server_state.connections and time.monotonic() < until:  # nothing is read here
                 time.sleep(0.01)

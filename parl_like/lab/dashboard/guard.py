@@ -66,7 +66,7 @@ class Guard:
         async def guarded(message: MutableMapping[str, Any]) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", []), *((b"set-cookie", cookie) for cookie in cookies)]
-            await asyncio.wait_for(send(message), SLOW_S)
+            await send(message)
 
         refused = self._refused(scope, cookies)
         if refused is None and self._in_flight >= IN_FLIGHT:
