@@ -302,9 +302,9 @@ def test_an_environment_that_refuses_illegal_actions_is_played_with_legal_ones()
 
 
 def test_the_command(tmp_path, monkeypatch, capsys):
-    (tmp_path / "probed_things.py").write_text("from parl_like import ReplayBuffer\nclass Mine(ReplayBuffer):\n"
+    (tmp_path / "probed_things.py").write_text("from parl_like import Algorithm, ReplayBuffer\nclass Mine(ReplayBuffer):\n"
                                                "    def n_step(self, index, n):\n        return super().n_step(index, n + 1)\n"
-                                               "class Good(ReplayBuffer): pass\nother = 3\n")
+                                               "class Good(ReplayBuffer): pass\nother = 3\nclass Empty(Algorithm): pass\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["probe", "probed_things:Good"]) == 0
@@ -313,6 +313,9 @@ def test_the_command(tmp_path, monkeypatch, capsys):
     out = capsys.readouterr().out
     assert "follows rewards to the end     BROKEN" in out and "look at n_step" in out
     assert max(map(len, out.splitlines())) <= 80
+    assert main(["probe", "probed_things:Empty"]) == 1
+    out = capsys.readouterr().out
+    assert "has no predict(inputs): write it" in " ".join(out.split()) and "Traceback" not in out
     assert main(["probe", "./probed_things.py:Mine"]) == 2 and "another module" in capsys.readouterr().err
     (tmp_path / "probed_file.py").write_text((tmp_path / "probed_things.py").read_text())
     assert main(["probe", "./probed_file.py:Good"]) == 0 and main(["probe", "probed_file.py:Mine"]) == 1

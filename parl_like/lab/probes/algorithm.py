@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import tempfile
 from collections.abc import Mapping
-from contextlib import suppress
 from importlib import import_module
 from typing import Any, cast
 
@@ -17,6 +16,7 @@ from parl_like.lab.probes.tiny import Move, Table, Tiny, same
 from parl_like.lab.yaml_text import ConfigError
 from parl_like.learning.algorithm import Algorithm
 from parl_like.run.robot import Robot
+from parl_like.values.errors import without_trace
 
 GAMMA = 0.5
 SMALL = {"OffPolicyHelper.warmup": 64, "OffPolicyHelper.random_steps": 64, "OffPolicyHelper.batch_size": 32,
@@ -117,14 +117,12 @@ class AlgorithmProbe:
             parts = (self.options.get("model") or defaults["models"][0], self.options.get("helper") or defaults["helper"])
             named = " and ".join(part if isinstance(part, str) else part.__name__ for part in parts)
             look = f"what it is built with: it got {named}; others are given as model=MyNet helper=MyHelper"
-            return Finding("runs", APART if self.ships() else BROKEN, f"{type(error).__name__}: {error}", look)
+            return Finding("runs", APART if self.ships() else BROKEN, f"{type(error).__name__}: {without_trace(error)}", look)
         return None
 
     def ships(self) -> bool:
         """Return whether it is one of ours: where these do not run alone, they are made for several tasks, or players."""
-        with suppress(ConfigError):
-            return import_module("parl_like.robots.settings").named("Algorithm", self.algorithm.__name__) is self.algorithm
-        return False
+        return self.algorithm.__module__.startswith("parl_like.")
 
     def chooses(self, state: int, robot: Robot, table: Table) -> int:
         """Return the greedy action in a state that an episode begins in."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from parl_like.lab.text import for_page
+from parl_like.values.errors import without_trace
 
 HOLDS, BROKEN, APART = "holds", "BROKEN", "does not apply"
 
@@ -82,5 +83,5 @@ def tried(subject: str, laws: list[Law]) -> Findings:
         except Broken as why:
             found.append(Finding(law.name, BROKEN, for_page(str(why)), law.look))
         except Exception as error:  # noqa: BLE001  whatever is probed is another's code
-            found.append(Finding(law.name, BROKEN, for_page(f"{type(error).__name__}: {error}"), law.look))
+            found.append(Finding(law.name, BROKEN, for_page(f"{type(error).__name__}: {without_trace(error)}"), law.look))
     return Findings(subject, tuple(found))
