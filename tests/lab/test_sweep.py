@@ -28,7 +28,7 @@ from parl_like.lab.yaml_text import ConfigError
     ("lr=1e-5..1e-2", Interval(1e-5, 1e-2)), ("on=true,false", [True, False]), ("name='a,b',c", ["a,b", "c"]),
     ("x=1,1.0,true", [1, 1.0, True]), ("path=../a", ["../a"]), ("path=../a,../b", ["../a", "../b"]),
     ("act={a: 1, b: 2}", [{"a": 1, "b": 2}]),
-    ("env=", [""]), ("name=a..b", ["a..b"]), ("lr=-1..1", Interval(-1, 1)),
+    ("env=", [""]), ("env=a,''", ["a", ""]), ("name=a..b", ["a..b"]), ("lr=-1..1", Interval(-1, 1)),
 ])
 def test_what_words_stand_for(word, values):
     found = spaces.space_of([word])[word.partition("=")[0]]
@@ -36,7 +36,7 @@ def test_what_words_stand_for(word, values):
 
 
 @pytest.mark.parametrize("words", [["lr"], ["=1,2"], ["lr=2..1"], ["lr=1..b"], ["lr=1..inf"], ["lr=1..2,3"], ["lr=1,1"],
-                                   ["lr=1", "lr=2"], ["lr=[1"], ["lr=1..true"]])
+                                   ["lr=1", "lr=2"], ["lr=[1"], ["lr=1..true"], ["lr=1,"], ["lr=1,,2"]])
 def test_words_that_stand_for_nothing_are_refused(words):
     with pytest.raises(ConfigError, match="lr|key=value"):
         spaces.space_of(words)
@@ -113,13 +113,18 @@ def test_a_run_that_fails_stops_no_other_and_is_listed(started, capsys):
     assert code == 1 and [one["state"] for one in found["trials"]] == ["finished", "failed", "finished"]
     assert found["trials"][1]["reason"] == "thirteen is too many"
     assert cli.main(["sweep", "fake", "n_agents=13", "--out", "sweeps"]) == 1
-    assert "failed: seed=0: thirteen is too many" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "failed: seed=0: thirteen is too many" in said and "no run has ended with a score" in said
 
 
 def test_what_is_wrong_is_refused_before_a_run_begins(started, capsys):
     for words in (["n_agents=1,x"], ["n_agent=1,2"], ["n_agents=1,2", "--random", "2", "--optuna", "2"], ["seed=x"]):
         assert cli.main(["sweep", "fake", *words, "--out", "sweeps"]) == 2
     assert started == [] and not Path("sweeps").exists()
+    Path("sweeps").touch()
+    capsys.readouterr()
+    assert cli.main(["sweep", "fake", "--out", "sweeps"]) == 2 and started == []
+    assert "--out sweeps is no directory; give another --out" in capsys.readouterr().err
 
 
 def test_a_run_that_was_interrupted_goes_on(started, capsys):

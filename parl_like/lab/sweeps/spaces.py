@@ -56,8 +56,8 @@ def space_of(words: Sequence[str]) -> Space:
     A comma in brackets or quotes is part of a value: `hidden=[64,64],[256]` are two.
 
     Raises:
-        ConfigError: a word that is no `key=value`, a key that is given twice, a value that is none, or an interval without
-            numbers or from high to low.
+        ConfigError: a word that is no `key=value`, a key that is given twice, a value that is none or missing, or an interval
+            without numbers or from high to low.
     """
     space: Space = {}
     for word in words:
@@ -70,7 +70,10 @@ def space_of(words: Sequence[str]) -> Space:
         if dots and _is_number(_value(key, low)):
             space[key] = _interval(key, low, high)
         else:
-            space[key] = [_value(key, part) for part in _parts(text)]
+            parts = _parts(text)
+            if len(parts) > 1 and not all(part.strip() for part in parts):
+                raise ConfigError(f"{word}: a value between two commas is missing; an empty text is written {key}=a,''")
+            space[key] = [_value(key, part) for part in parts]
             if any(a == b and type(a) is type(b) for a, b in itertools.combinations(space[key], 2)):
                 raise ConfigError(f"{word}: a value is given twice; leave one out")
     return space

@@ -92,13 +92,15 @@ class Sweep:
         changed: Called whenever the state of a run has changed.
 
     Raises:
-        UsageError: there is no such experiment, or `fixed` says where runs are.
+        UsageError: there is no such experiment, `out` is no directory, or `fixed` says where runs are.
     """
 
     changed: Callable[[Trial], object]
 
     def __init__(self, name: str, fixed: Settings, out: Path, jobs: int = 1, start: Start | None = None,
                  say: Callable[[str], object] = bool) -> None:
+        if os.path.lexists(out) and not os.path.isdir(out):
+            raise UsageError(f"--out {out} is no directory; give another --out")
         self.experiment: experiments.Experiment = user_experiments.chosen(name)
         self.out, self.jobs, self.fixed = out, jobs, fixed
         self._name, self._start, self._say, self.changed = name, start or in_a_process, say, bool
@@ -302,11 +304,13 @@ def outcome(trials: Sequence[Trial]) -> tuple[dict[str, Any], list[str]]:
              "reason": trial.reason} for trial in trials]
     settings = {str(trial.folder): " ".join(in_words(trial.settings)) for trial in trials}
     by_task: dict[str, list[RunDir]] = {}
+    if not runs:
+        return {"trials": rows}, ["no run has ended with a score", *without]
     try:
         for run in runs:
             by_task.setdefault(task_of(run), []).append(run)
-        tables = {task: report(members) for task, members in by_task.items()} or {"": report(runs)}
-    except UsageError as error:  # there are none, or of different scores
+        tables = {task: report(members) for task, members in by_task.items()}
+    except UsageError as error:  # of different scores
         return {"trials": rows}, [str(error), *without]
     lines = []
     for task, found in tables.items():
