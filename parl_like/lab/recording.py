@@ -13,9 +13,10 @@ import numpy as np
 from msgspec import structs
 
 from parl_like.data.buffers.replay_buffer import ReplayBuffer
-from parl_like.data.buffers.saving import save_buffer
+from parl_like.data.buffers.saving import HDF5, save_buffer
 from parl_like.data.datasets import from_arrays, from_episodes, rows_hash, to_arrays, to_minari
-from parl_like.data.storage.tree_encoding import versions
+from parl_like.data.storage.archive import check_place
+from parl_like.data.storage.tree_encoding import ArchiveError, versions
 from parl_like.environment.factory import EnvSource, make_one, one_player
 from parl_like.lab import runner
 from parl_like.lab.recorded import DATA_DIR, POLICIES, Policy, Provenance, hashes, missing, recipes
@@ -100,11 +101,17 @@ def record(run_dir: str | Path, out: str | Path, *, policy: Policy = "expert", e
         source, overrides: As for `parl_like.lab.runner.resume`.
 
     Raises:
-        UsageError: there is no such run, policy or checkpoint, or the run has no environment of one player, or no replay.
-        ArchiveError: something else is at `out`. ImportError: minari is missing.
+        UsageError: there is no such run, policy or checkpoint, the run has no environment of one player, or no replay, or
+            something else is at `out`.
+        ImportError: minari is missing.
     """
     if policy not in POLICIES:
         raise UsageError(f"record: {unknown('policy', policy, POLICIES)}")
+    try:
+        if not str(out).endswith(HDF5):
+            check_place(Path(out))  # before anything is played
+    except ArchiveError as error:
+        raise UsageError(f"record: --out {error}") from None
     run, given = RunDir.open(run_dir), dict(overrides or {})
     where = {"source": source, **given}
     with closing(runner.load_run(run.path, checkpoint=checkpoint or "latest", **where)) as robot:

@@ -101,7 +101,8 @@ def test_usage_is_told_in_one_line(tmp_path, capsys):
     for words, message in (
             (["dqn"], "--out DIR is needed"), (["dqn", "--out", "x", "--policy", "expart"], "did you mean 'expert'?"),
             (["none", "--out", "x"], "no run directory"), (["dqn", "--out", "x", "--checkpoint", "7"], "no checkpoint"),
-            (["cartpole-replay", "--episodes", "3"], "leave out --episodes")):
+            (["cartpole-replay", "--episodes", "3"], "leave out --episodes"),
+            (["dqn", "--out", "dqn"], "something else; choose another path")):
         assert main(["record", *words]) == 2
         assert message in capsys.readouterr().err
 

@@ -110,10 +110,8 @@ def write_archive(path: Path, tree: Mapping[str, object], meta: Mapping[str, obj
         count.add(path, plan.text)
     described = EncodedComponent(path, "meta", dict(meta or {}), arrays=False)
     body = {"format": FORMAT, "versions": versions(), "meta": described.values}
-    if not over and os.path.lexists(path):  # an archive or an empty directory may be replaced; anything else is somebody's work
-        names = os.listdir(path) if path.is_dir() and not path.is_symlink() else ["no directory"]
-        if names and (MANIFEST not in names or not all(name.endswith((".json", ".safetensors", ".npy")) for name in names)):
-            raise refusal(path, "a new name or an archive to replace", "something else", "choose another path")
+    if not over:
+        check_place(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as unfinished:
         os.mkdir(unfinished, 0o700)
@@ -123,6 +121,14 @@ def write_archive(path: Path, tree: Mapping[str, object], meta: Mapping[str, obj
             raise refusal(path / MANIFEST, f"at most {MAX_MANIFEST} bytes", len(text), "store fewer arrays and less meta")
         write_new(unfinished / MANIFEST, [text])
         sync_folder(unfinished)
+
+
+def check_place(path: Path) -> None:
+    """Raises ArchiveError where something else than an archive or an empty directory is: that is somebody's work."""
+    if os.path.lexists(path):
+        names = os.listdir(path) if path.is_dir() and not path.is_symlink() else ["no directory"]
+        if names and (MANIFEST not in names or not all(name.endswith((".json", ".safetensors", ".npy")) for name in names)):
+            raise refusal(path, "a new name or an archive to replace", "something else", "choose another path")
 
 
 def _write_component(plan: EncodedComponent, folder: Path) -> Component:
