@@ -391,15 +391,13 @@ class Session:
         step, meta = self.step(), {**self._meta(), "interrupted": interrupted, "failed": failed, "buffers": whole}
         score = None if self.config.eval_every else self.robot.metrics().get("return/mean", math.nan)
         patience = END_PATIENCE_S if last else 0.0
-        if self.checkpoints.save(step, self._state(whole), meta, score, patience=patience) is not None:
+        state = self.robot.state_dict() if whole else self.robot.state_dict(buffers=False)
+        if self.checkpoints.save(step, dict(state), meta, score, patience=patience) is not None:
             self.saved_step = step
             self.run.event("checkpoint", step=step)
         elif last:
             raise OSError(f"the last checkpoint, of env step {step}, could not be saved")
         return step
-
-    def _state(self, whole: bool) -> Tree:
-        return dict(self.robot.state_dict() if whole else self.robot.state_dict(buffers=False))
 
     def _warn(self, text: str) -> None:
         log.warning(escaped(text))
