@@ -8,13 +8,14 @@ import struct
 import subprocess
 import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from parl_like import Robot, load_run
 from parl_like.lab import following, runner
 from parl_like.lab.cli import main
-from parl_like.lab.following import Follower, TrackioHook, WandbHook
+from parl_like.lab.following import Facts, Follower, MLflowHook, TrackioHook, WandbHook
 from parl_like.lab.yaml_text import UsageError
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
@@ -178,6 +179,24 @@ def records(data):
         if kind in (1, 4):  # the last piece of it
             yield whole
             whole = b""
+
+
+def test_services_are_asked_for_local_files_alone(tmp_path, monkeypatch):
+    """The slow tests have the services themselves."""
+    asked = {}
+    run = SimpleNamespace(define_metric=lambda *_, **__: None, info=SimpleNamespace(run_id="1"))
+    client = SimpleNamespace(get_experiment_by_name=lambda _: run, create_run=lambda *_, **__: run,
+                             log_batch=lambda *_, **__: None)
+    run.experiment_id = "1"
+    fakes = {"wandb": SimpleNamespace(Settings=dict, init=lambda **how: asked.update(how) or run), "mlflow": ModuleType("mlflow"),
+             "mlflow.tracking": SimpleNamespace(MlflowClient=lambda tracking_uri: asked.update(uri=tracking_uri) or client),
+             "mlflow.entities": SimpleNamespace(Metric=None, Param=lambda *_: None)}
+    for name, module in fakes.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    for hook in (WandbHook(), MLflowHook()):
+        hook.begin(Facts("run", "run-1", {"lr": 1}, tmp_path))
+    assert asked["mode"] == "offline" and asked["dir"] == str(tmp_path) and asked["uri"] == (tmp_path / "mlruns").as_uri()
+    assert asked["settings"].items() >= {"save_code": False, "disable_git": True, "x_disable_meta": True}.items()
 
 
 @pytest.mark.slow

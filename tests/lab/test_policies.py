@@ -23,11 +23,11 @@ from parl_like.data.transforms import FunctionalReward, ObservationNormalizer
 from parl_like.lab import experiment as experiments
 from parl_like.lab.cli import main
 from parl_like.lab.config import resolve
-from parl_like.lab.policies import graph
+from parl_like.lab.policies import graph, policy_files
 from parl_like.lab.policies.computing import GraphComputation, PolicyParts
 from parl_like.lab.policies.description import Description
 from parl_like.lab.policies.exporting import write
-from parl_like.lab.policies.parts import NotExported, built, described
+from parl_like.lab.policies.parts import NotExported, built, described, space_tree
 from parl_like.lab.recording import played_by
 from parl_like.learning import explorers
 from parl_like.learning.explorers import EpsilonGreedy, Explorer
@@ -430,6 +430,23 @@ def with_weights_outside(whole):
     onnx.external_data_helper.set_external_data(largest, "beside.bin", 0, len(largest.raw_data))
     largest.ClearField("raw_data")
     return model.SerializeToString()
+
+
+def test_a_graph_that_is_not_that_of_its_manifest_is_not_looked_at(tmp_path):
+    """So it needs no onnxruntime."""
+    with robot_of("MLP, one choice") as robot:
+        model = robot.tasks["RL"].algorithm.model
+        policy_files.write_graph(tmp_path / "policy", write(robot, tmp_path / "weights"), {
+            "obs": space_tree(model.obs_space), "act": space_tree(model.act_space), "explorer": None}, b"a graph")
+    file = tmp_path / "policy" / "policy.onnx"
+    for content in (b"", b"a grape", b"a graph of more"):
+        file.write_bytes(content)
+        with pytest.raises(ArchiveError, match="7 bytes with the sha256 .* other bytes|readable policy"):
+            Policy.load(tmp_path / "policy")
+    file.unlink()
+    file.symlink_to("/etc/hostname")
+    with pytest.raises(ArchiveError, match="link"):
+        Policy.load(tmp_path / "policy")
 
 
 def test_hostile_graphs_are_refused(tmp_path, monkeypatch):

@@ -15,8 +15,8 @@ from lab_fakes import FakeRobot
 from parl_like.lab.cli import main
 from parl_like.lab.config import ExperimentConfig, to_dict
 from parl_like.lab.reports import plots
-from parl_like.lab.reports.report import improvement, markdown, page, profile, report
-from parl_like.lab.runs.metrics import MetricsLog
+from parl_like.lab.reports.report import _table, improvement, markdown, page, profile, report
+from parl_like.lab.runs.metrics import MetricsLog, as_csv
 from parl_like.lab.runs.rundir import RunDir
 from parl_like.lab.yaml_text import UsageError, load_yaml
 
@@ -187,6 +187,13 @@ def test_the_command_writes_a_folder(capsys, monkeypatch):
     assert main("report r0 --out file/out".split()) == 2
     assert "error: cannot write the report to file/out" in capsys.readouterr()[1]
     assert main("report nothing".split()) == 2 and "nothing is no run directory" in capsys.readouterr()[1]
+
+
+def test_texts_of_runs_are_no_formulas_and_no_html():
+    assert _table([{"run": "=1+1", "score": -1.5}]) == as_csv([["run", "score"], ["'=1+1", "-1.5"]])
+    found = report([make("a6", 1.0)])
+    html = page({**found, "notes": ["<b>note"], "groups": [{**found["groups"][0], "group": "<b>group"}]})
+    assert "<b>" not in html and "&lt;b&gt;note" in html and "&lt;b&gt;group" in html
 
 
 def test_with_matplotlib_the_page_holds_its_pictures(capsys):

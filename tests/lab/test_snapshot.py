@@ -177,6 +177,14 @@ def test_what_is_no_snapshot_is_refused(name):
         snapshot.unpacked(data, "file")
 
 
+def test_a_snapshot_has_so_many_files(monkeypatch):
+    data = _tar(GOOD, ("b.py", tarfile.REGTYPE, b""))
+    assert snapshot.unpacked(data, "file").keys() == {"a.py", "b.py"}
+    monkeypatch.setattr(snapshot, "MOST_FILES", 1)
+    with pytest.raises(UsageError, match="over 1 files"):
+        snapshot.unpacked(data, "file")
+
+
 def test_sources_that_are_not_those_of_their_hash_are_refused(tmp_path):
     run = run_with(tmp_path, _tar(GOOD), "1" * 64)
     user_experiments.remember_sources("1" * 64)
