@@ -146,7 +146,7 @@ def _parameters(maker: Any) -> list[inspect.Parameter]:
 
 
 def _hints(annotated: Any) -> dict[str, Any] | None:
-    """What the annotations of a function or class mean; None: one has a name that only the type checker knows."""
+    """The meaning of the annotations of a function or class; None: one has a name that only the type checker knows."""
     try:
         return typing.get_type_hints(annotated, include_extras=True)
     except (NameError, TypeError):
