@@ -84,7 +84,7 @@ def tianshou(rows, seed, only):
 
 def d3rlpy(rows, seed, only):
     """Yields the same of d3rlpy's algorithms with their defaults: networks of 256 x 256, and actions scaled to [-1, 1]. CQL has
-    fewer updates than our experiment, for one takes a quarter of a second."""
+    fewer updates than our experiment, for one takes a tenth of a second."""
     import d3rlpy
     from d3rlpy.algos import CQLConfig, IQLConfig, TD3PlusBCConfig
     from d3rlpy.preprocessing import MinMaxActionScaler
