@@ -29,6 +29,7 @@ from docstring_text import rst
 
 import parl_like
 from parl_like.lab import config as configs
+from parl_like.lab import foreign
 from parl_like.lab.reports.marks import Mark
 from parl_like.lab.yaml_text import load_yaml_file
 
@@ -117,22 +118,23 @@ PICTURES = {"hierarchy": ("doorkey.gif", "hierarchy-doorkey.png"), "thinker": ("
             "thinker_shared": ("sokoban.png",), "single": ("multiroom.png",)}
 """Robot → pictures of docs/ that show it. Others have the curves of their marks, as far as marks keep them."""
 DRAWN = {"alphazero": "alphazero-tictactoe", "auxiliary": "auxiliary-cartpole", "hierarchy": "hierarchy-doorkey",
-         "muzero": "muzero-cartpole", "prediction": "td-walk", "single": "counts-multiroom", "thinker": "thinker-sokoban-mini",
-         "thinker_shared": ""}
-"""Robot → the experiment whose parts are drawn, where it has several; none of one that takes a cluster to build."""
+         "muzero": "muzero-cartpole", "prediction": "td-walk", "single": "counts-multiroom", "thinker": "thinker-sokoban-mini"}
+"""Robot → the experiment whose parts are drawn, where it has several."""
 
 
 def drawn(robot: str, names: Sequence[str]) -> str:
-    """Return the experiment of a robot whose parts are drawn; empty: none is."""
+    """Return the experiment of a robot whose parts are drawn."""
     return DRAWN.get(robot, names[0])
 
 
 def parts_of(name: str) -> str:
-    """Return the picture of an experiment's robot, which is built for it."""
+    """Return the picture of an experiment's robot, which is built for it, as one that is only looked at: without a cluster."""
     one = algorithm_page.experiments.get(name)
     config = configs.resolve(one.module().Config, one.config, {"driver": "cooperative"})
     env = getattr(config, "env", "") or getattr(config, "game", "")
-    with one.module().build(config) as robot:
+    with foreign.Foreign(Path(name), {}, [one.config], ran=True, alone=True).in_force():
+        robot = one.module().build(config)
+    with robot:
         return structure.svg(f"The parts of {name}", robot, getattr(env, "id", env))
 
 
@@ -142,13 +144,13 @@ def robot_pages() -> dict[str, str]:
     scores, pages = algorithm_page.scores(), {}
     for robot, names in sorted(algorithm_page.experiments_of_robots().items()):
         module = import_module(f"parl_like.robots.{robot}")
-        parts_drawn = [f"![The parts of {name}](robots/{robot}.svg)"] if (name := drawn(robot, names)) else []
         pictures = PICTURES.get(robot) or [f"algorithms/curves/{name}.svg" for name in names if name in with_curves()]
         source = f"robots/{robot}/" if hasattr(module, "__path__") else f"robots/{robot}.py"
         rows = [f"| `{name}` | {algorithm_page.experiments.get(name).description} "
                 f"| {algorithm_page.told(scores[name], name) or '–'} |" for name in names]
         parts = [f"# {robot}", f"Source: [{source}](../{source}).", shown(module),
-                 *parts_drawn, *(f"![{Path(picture).stem}]({picture})" for picture in pictures),
+                 f"![The parts of {drawn(robot, names)}](robots/{robot}.svg)",
+                 *(f"![{Path(picture).stem}]({picture})" for picture in pictures),
                  "\n".join(["| experiment | what | score |", "|---|---|---|", *rows]),
                  "`parl-like train NAME` trains one of them.",
                  f"## Configuration\n\n{shown(module.Config)}" if inspect.getdoc(module.Config) else ""]
@@ -268,8 +270,7 @@ def lay_out(stage: Path) -> None:
         for page, text in pages.items():
             lay(f"{name}/{page}", text)
     for robot, names in algorithm_page.experiments_of_robots().items():
-        if name := drawn(robot, names):
-            (stage / "docs" / "robots" / f"{robot}.svg").write_text(parts_of(name), encoding="utf-8")
+        (stage / "docs" / "robots" / f"{robot}.svg").write_text(parts_of(drawn(robot, names)), encoding="utf-8")
     for name, seen in with_curves().items():
         picture = stage / "docs" / "algorithms" / "curves" / f"{name}.svg"
         picture.parent.mkdir(exist_ok=True)

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator
 from html import escape
 
 from parl_like.agents.helper import AgentHelper
+from parl_like.robots.thinker_shared import SharedModelTask
+from parl_like.run.description import kind_of
 from parl_like.run.robot import Robot
 from parl_like.tasks.task import ComputationTask
 
@@ -53,10 +55,12 @@ def _lane(robot: Robot, name: str, y: float) -> Iterator[str]:
     task = robot.tasks[name]
     of_agent = [helper for key, helper in robot.agents[0].helpers.items() if name in (key, key[0])]
     helper = of_agent[0]
-    said = [*_schedule(helper, task), f"one for each of {len(of_agent)} players" if len(of_agent) > 1 else ""]
+    shared = isinstance(task, SharedModelTask)
+    said = [*(["environments ask it"] if shared else _schedule(helper, task)),
+            f"one for each of {len(of_agent)} players" if len(of_agent) > 1 else ""]
     yield _box(HELPER, y, HEIGHT, "helper", type(helper).__name__, filter(None, said))
-    fixed = [] if task.train else ["does not learn"]
-    yield _box(TASK, y, HEIGHT, "task", name, [type(task.algorithm).__name__, type(task.algorithm.model).__name__, *fixed])
+    fixed = ["learns from its clients"] if shared else [] if task.train else ["does not learn"]
+    yield _box(TASK, y, HEIGHT, "task", name, [kind_of(task.algorithm), kind_of(task.algorithm.model), *fixed])
     left, right = HELPER[0] + HELPER[1], TASK[0]
     yield _way(AGENTS[0] + AGENTS[1], HELPER[0], y + HEIGHT / 2, both=True)
     yield _way(left, right, y + 26, both=True)

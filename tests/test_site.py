@@ -1,6 +1,7 @@
 """The site names every page once, its reference every public name, and it builds without a warning."""
 
 import importlib
+import re
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
@@ -13,6 +14,7 @@ import site_pictures
 from docstring_text import flowing, rst
 
 import parl_like
+from parl_like.robots.thinker import ray as thinker_ray
 
 pytestmark = pytest.mark.checkout
 
@@ -66,6 +68,13 @@ def test_the_parts_of_a_robot_are_drawn_from_the_robot():
     picture = ElementTree.fromstring(site_pages.parts_of("mbpo-pendulum"))
     said = [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text")]
     assert {"1 agent", "Pendulum-v1", "EnsembleLearner", "asks: obs, act", "10 updates every step", "is asked"} <= set(said)
+
+
+@pytest.mark.slow  # its model is large
+def test_the_parts_of_a_robot_whose_model_is_shared_are_drawn_without_a_cluster(monkeypatch):
+    monkeypatch.setattr(thinker_ray, "the_ray", lambda: 1 / 0)
+    said = site_pages.parts_of("thinker-sokoban-shared")
+    assert {">WorldModel<", ">environments ask it<", ">learns from its clients<", ">IMPALA<"} <= set(re.findall(r">[^<]+<", said))
 
 
 LONG = "a word " * 15

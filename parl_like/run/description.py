@@ -23,11 +23,17 @@ def describe(robot: RobotPort) -> State:
     }
 
 
+def kind_of(part: object) -> str:
+    """Return the class of an algorithm or a model; of a proxy that of what it stands for."""
+    kind: str = getattr(part, "__dict__", {}).get("_kind", type(part).__name__)
+    return kind
+
+
 def _task(robot: RobotPort, name: str) -> State:
     task, wrapper, buffer = robot.tasks[name], robot.wrappers[name], robot.pool.buffers.get(name)
     stored = {"buffer": {"rows": len(buffer), "capacity": int(buffer.capacity)}} if buffer is not None and len(buffer) else {}
     return {
-        "name": name, "algorithm": type(task.algorithm).__name__, "model": type(task.algorithm.model).__name__,
+        "name": name, "algorithm": kind_of(task.algorithm), "model": kind_of(task.algorithm.model),
         "version": int(task.version), "learns": bool(task.train), "device": str(task.device), "serve": task.serve,
         "helper": _helper(robot, name, task.helper),
         "predict": {"max_rows": wrapper.predictions.max_rows}, "learn": {"max_rows": wrapper.trainings.max_rows},

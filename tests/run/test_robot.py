@@ -43,12 +43,14 @@ from parl_like import (
 )
 from parl_like.algorithms import A2C, DQN
 from parl_like.drivers.workers.processes import Processes
+from parl_like.drivers.workers.proxies import AlgorithmProxy
 from parl_like.environment.hooks import EpisodeStats, EveryNSteps
 from parl_like.environment.stop_conditions import StopAfterEpisodes, StopAfterIterations, StopAfterSteps, StopWhen
 from parl_like.envs.wrappers import ActionRepeat
 from parl_like.learning.algorithm import Linear
 from parl_like.models import MLPQ, MLPActorCritic
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent
+from parl_like.run.description import kind_of
 from parl_like.tasks.batch_rule import BatchRule
 from parl_like.values.errors import AgentFailed, NotEnoughRows, Stopped, TaskFailed
 
@@ -1248,3 +1250,12 @@ def test_environments_whose_first_episode_has_not_ended_are_counted(driver, agen
     with make() as again:
         again.load_state_dict(state)
         assert again.metrics()["episode/first_open"] == n
+
+
+def test_a_task_that_is_elsewhere_is_described_by_its_algorithm_and_model():
+    """As the dashboard draws it."""
+    with Robot.of("DQN", "CartPole-v1") as robot:
+        proxy = AlgorithmProxy(robot.tasks["RL"].algorithm)
+        assert (kind_of(proxy), kind_of(proxy.model)) == ("DQN", "MLPQ")
+        (task,) = robot.describe()["tasks"]
+        assert (task["algorithm"], task["model"]) == ("DQN", "MLPQ")

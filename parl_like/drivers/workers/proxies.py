@@ -49,7 +49,8 @@ class AlgorithmProxy(AlgorithmPort):
         model = algorithm.model
         self.__dict__.update(plain_of(algorithm))
         of_model = SimpleNamespace(obs_space=model.obs_space, act_space=model.act_space, act_specs=dict(model.act_specs),
-                                   inputs=dict(model.inputs()).copy, reward_state=model.reward_state)
+                                   inputs=dict(model.inputs()).copy, reward_state=model.reward_state,
+                                   _kind=type(model).__name__)
         self.__dict__.update(window=algorithm.window, acts_with=algorithm.acts_with, model=of_model,
                              pays_in_order=algorithm.pays_in_order,
                              _explorer=algorithm.explorer(), _kind=type(algorithm).__name__, _elsewhere=elsewhere)
