@@ -2,6 +2,7 @@
 
 import importlib
 import re
+import tomllib
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
@@ -75,6 +76,20 @@ def test_the_parts_of_a_robot_whose_model_is_shared_are_drawn_without_a_cluster(
     monkeypatch.setattr(thinker_ray, "the_ray", lambda: 1 / 0)
     said = site_pages.parts_of("thinker-sokoban-shared")
     assert {">WorldModel<", ">environments ask it<", ">learns from its clients<", ">IMPALA<"} <= set(re.findall(r">[^<]+<", said))
+
+
+def test_the_size_that_the_page_of_comparisons_gives_is_near_that_of_the_package():
+    text = (site_pages.ROOT / "docs" / "results" / "compare.md").read_text(encoding="utf-8")
+    folders = [site_pages.ROOT / name for name in ("parl_like", "algorithms", "models", "envs", "robots")]
+    lines = {ends: sum(len(path.read_bytes().splitlines()) for folder in folders for path in folder.rglob("*")
+                       if path.suffix in ends) for ends in ((".py",), (".pyx", ".cpp", ".h"))}
+    said = re.search(r"\| here \| ([\d,]+), and ([\d,]+) of compiled code \| (\d+) \|", text)
+    python, compiled, needed = (int(one.replace(",", "")) for one in said.groups())
+    assert [python, compiled] == pytest.approx([*lines.values()], rel=0.03)
+    project = tomllib.loads((site_pages.ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert needed == len(project["dependencies"])
+    own = len((site_pages.ROOT / "algorithms" / "dqn.py").read_text(encoding="utf-8").splitlines())
+    assert f"algorithms/dqn.py) here ({own} lines)" in text and f"here it is {own} lines upon" in text
 
 
 LONG = "a word " * 15
