@@ -127,6 +127,14 @@ def first_sentence(file: str, folder: str = "algorithms") -> str:
     return re.split(r"\.\s+(?=[A-Z`])|\.?$", " ".join((module.__doc__ or "").split("\n\n")[0].split()))[0]
 
 
+def family(file: str) -> str:
+    """Return what the docstring of a file of `algorithms/` says behind its first sentence; empty: nothing."""
+    text = inspect.getdoc(import_module(f"parl_like.algorithms.{file.replace('/', '.')}")) or ""
+    head, _, tail = text.partition("\n\n")
+    end = re.search(r"\.\s+(?=[A-Z`])", head)
+    return "\n\n".join(filter(None, [head[end.end():] if end else "", tail]))
+
+
 def scores() -> dict[str, list[marks.Mark]]:
     """Experiment → its marks, as it is."""
     found = defaultdict(list)

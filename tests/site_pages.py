@@ -78,8 +78,8 @@ def toctree(pages: list[str], caption: str = "", hidden: bool = False) -> str:
 
 @functools.cache
 def algorithm_pages() -> dict[str, str]:
-    """Return class → its page: what shows that it is right, what it takes, its experiments and scores, its docstring, and what
-    its paper has otherwise."""
+    """Return class → its page: what shows that it is right, what it takes, its experiments and scores, its docstring, that of its
+    file, and what its paper has otherwise."""
     trained, groups = algorithm_page.trained(), algorithm_page.groups()
     pages = {}
     for file, there in algorithm_page.members().items():
@@ -96,6 +96,8 @@ def algorithm_pages() -> dict[str, str]:
             if commands := algorithm_page.commands(one):
                 parts.append("```bash\n" + "\n".join(commands) + "\n```")
             parts += [f"![Curves of `{named}`: {len(seen)} seeds](curves/{named}.svg)" for named, seen in curves_of(one).items()]
+            if family := algorithm_page.family(file):
+                parts.append("## What its family has in common\n\n" + as_block(family))
             if differs := algorithm_page.differences(one):
                 parts.append("## What the paper has otherwise\n\n" + as_block("\n\n".join(differs)))
             pages[name] = moved_down("\n\n".join(filter(None, parts)) + "\n")

@@ -56,6 +56,14 @@ def test_a_page_of_an_algorithm_says_what_it_takes_who_is_beside_it_and_what_its
     assert "actions: Discrete, Box;" in page and "## What the paper has otherwise\n" in page
 
 
+def test_a_page_of_an_algorithm_has_the_formulas_of_its_family():
+    """Where its own docstring says: see the text of this module."""
+    pages = site_pages.algorithm_pages()
+    assert "N(s, a) / Σ_b N(s, b)" in pages["AlphaZero"] and "## What its family has in common\n" in pages["AlphaZero"]
+    assert "reward_weight · 1/K Σ_{k=1..K} l(r̂_k, r_{t+k})" in pages["MuZero"]
+    assert algorithm_page.family("muzero").startswith("Two tasks learn it together.\n\nThe agent searches")
+
+
 def test_a_robot_has_a_page_with_its_picture_experiments_and_keys():
     pages = site_pages.robot_pages()
     assert pages.keys() == {algorithm_page.experiments.get(path.stem).robot for path in algorithm_page.EXPERIMENTS.glob("*.yaml")}
