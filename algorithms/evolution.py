@@ -188,7 +188,9 @@ class ES(Evolution):
 
 class CEM(Evolution):
     """The cross-entropy method (Rubinstein 1999; Szita & Lörincz 2006): the next generation is normal with mean and standard
-    deviation, number by number, of the best candidates; `extra` is added to the variance, so that it does not shrink too early.
+    deviation, number by number, of the best candidates; `extra` is added to the variance, so that it does not shrink too early:
+
+        θ_i ~ N(μ, σ²),   μ ← mean of the best θ_i,   σ² ← their variance + extra.
 
     Args:
         model, population: As for `ES`; any number.

@@ -67,7 +67,11 @@ class QRDQN(DQN):
 
 class IQN(QRDQN):
     """As QR-DQN, with quantiles at any τ: each row draws `n` for its predictions θ_i and `n_target` for its targets y_j, anew in
-    each update. Acting goes by the means over fixed τ, the midpoints of as many steps as the model says, where published
+    each update:
+
+        loss = Σ_i mean_j |τ_i − [y_j < θ_i]| · H_κ(y_j − θ_i),   θ_i = θ(s, a; τ_i),   τ_i, τ_j evenly from [0, 1).
+
+    Acting goes by the means over fixed τ, the midpoints of as many steps as the model says, where published
     agents draw them: so an action depends on the observation alone.
 
     Args:
