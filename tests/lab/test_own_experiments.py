@@ -91,6 +91,7 @@ def forget_mine():
 
 @pytest.fixture(autouse=True)
 def clean(tmp_path, monkeypatch):
+    forget_mine()  # what tests of other files have left
     (tmp_path / "here").mkdir()
     monkeypatch.chdir(tmp_path / "here")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))

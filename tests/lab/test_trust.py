@@ -462,7 +462,7 @@ def test_a_seed_beyond_all_numbers_is_refused(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(3600)
 def test_all_wrong_types_end_in_our_errors(tmp_path, capsys):
     try_some(tmp_path)
 
