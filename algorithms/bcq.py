@@ -137,7 +137,7 @@ class PLAS(TD3):
         """The autoencoder's, a number."""
         mean, log_std = self.model.encode(batch.obs, batch.act)
         code = mean + log_std.exp() * torch.randn(mean.shape, generator=self.torch_rng, device=mean.device)
-        error = (self.model.decode(batch.obs, code) - batch.act).square().flatten(1).sum(1)
+        error = (self.model.decode(batch.obs, code) - batch.act).square().unsqueeze(1).flatten(1).sum(1)
         divergence = 0.5 * (mean.square() + (2.0 * log_std).exp() - 1.0 - 2.0 * log_std).mean(1)
         return row_mean(error + 0.5 * divergence, batch)
 

@@ -45,6 +45,6 @@ class TD3BC(TD3):
                 continue
             act = self.model.act(batch.obs)
             q = self.model.q(batch.obs, act)[0]
-            error = row_mean((act - batch.act).square().flatten(1).mean(1), batch)
+            error = row_mean((act - batch.act).square().unsqueeze(1).flatten(1).mean(1), batch)
             scale = self.alpha / q.detach().abs().mean().clamp(min=1e-8)
             yield {**losses, "actor": -scale * q.mean() + self.bc * error, "cloning": error.detach()}
