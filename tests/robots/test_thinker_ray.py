@@ -197,8 +197,8 @@ def test_two_actors_learn_one_model_from_rows_of_both_and_one_may_die(ray_obj):
     # Each has made 60 real steps: 30 to warm up, and one update for every 4 after that.
     assert version == 2 * ((30 + 3) // 4)
     assert ray.get(both[0].play.remote(1))["processed_n"] == 2 * N * 30 + N
-    counts = ray.get(ray_obj.actor.facts.remote())["counts"]
-    assert counts["rows_learned"] == 8 * counts["version"] >= 8 * version
+    facts = ray.get(ray_obj.actor.facts.remote())
+    assert facts["counts"].rows_learned == 8 * facts["version"] >= 8 * version
 
     os.kill(ray.get(both[0].pid.remote()), 9)
     with pytest.raises(ray.exceptions.RayActorError):
