@@ -133,7 +133,7 @@ def bsuite(id: str, *, max_episode_steps: int = -1, disable_env_checker: bool = 
 
 def mpe2(id: str, *, players: Literal["joint", "own", "central"] = "joint", reward: Literal["sum", "mean", "each"] | None = None,
          max_episode_steps: int = -1, disable_env_checker: bool = True, **options: Any) -> Joint | CentralState:
-    """An environment of mpe2, "mpe2/simple_spread_v3".
+    """An environment of mpe2, "mpe2/simple_spread_v3". It ends episodes itself, after `max_cycles` steps.
 
     Args:
         id: Of the environment.

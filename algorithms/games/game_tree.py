@@ -148,11 +148,13 @@ class GameTree:
                 own[first:end] = np.where(theirs[above], self.via[above], own[above])
             moves = self.moves[player]
             slots, earlier = self.via[moves], np.zeros(len(self.sets), np.intp)
-            known = before if self.game.traits.information == "perfect" else own  # what follows is the same then
+            perfect = self.game.traits.information == "perfect"
+            known = before if perfect else own  # what follows does not depend on how one came where nothing is hidden
             earlier[slots] = known[moves]
             if (wrong := np.flatnonzero(earlier[slots] != known[moves])).size:
                 raise ValueError(f"{self.game}: states with the key {self.keys[self.sets[slots[wrong[0]]]]!r} come after "
-                                 f"different moves of player {player}; a best response needs a player that remembers its moves")
+                                 f"different {'numbers of ' * perfect}moves of player {player}; a best response needs a player that "
+                                 "remembers its moves")
             kinds = np.stack([-before, ~theirs, np.where(theirs, 0, -depth)])[:, 1:]
             order = np.lexsort(kinds[::-1])
             changes = np.flatnonzero(np.diff(kinds[:, order]).any(0)) + 1

@@ -117,6 +117,11 @@ def test_actions(name, variants):
             assert f"{kind} actions are taken by {', '.join(others)} (parl-like list --spaces)" in str(refused.value)
 
 
+@pytest.mark.parametrize("name", ["BCQ", "PLAS", "TD3BC"])
+def test_an_action_that_is_a_single_number_is_cloned(name):
+    learns(name, simplest(TABLE[name])[0], gym.spaces.Box(-1, 1, (), np.float32))
+
+
 @pytest.mark.parametrize("name", TABLE)
 def test_observations(name):
     row = TABLE[name]
