@@ -153,8 +153,8 @@ class GameTree:
             earlier[slots] = known[moves]
             if (wrong := np.flatnonzero(earlier[slots] != known[moves])).size:
                 raise ValueError(f"{self.game}: states with the key {self.keys[self.sets[slots[wrong[0]]]]!r} come after "
-                                 f"different {'numbers of ' * perfect}moves of player {player}; a best response needs a player that "
-                                 "remembers its moves")
+                                 f"different {'numbers of ' * perfect}moves of player {player}; a best response needs a "
+                                 "player that remembers its moves")
             kinds = np.stack([-before, ~theirs, np.where(theirs, 0, -depth)])[:, 1:]
             order = np.lexsort(kinds[::-1])
             changes = np.flatnonzero(np.diff(kinds[:, order]).any(0)) + 1
