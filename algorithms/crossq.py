@@ -27,8 +27,10 @@ class CrossQ(SAC):
     critic loss = Σ_i mean (Q_i − y)²,
 
     with y as a constant. The actor goes by min_i Q_i(s, a) with the running statistics, which this loss, acting and evaluations
-    leave as they are. Everything else is as in `SAC`; without normalisation it is SAC with τ = 1. Published: critics of 2 × 2048,
-    an actor of 2 × 256, which has batch norm there, too, and has none here.
+    leave as they are. Everything else is as in `SAC`; without normalisation it is SAC with τ = 1.
+
+    Differences:
+        - The actor has no batch norm; the paper's has it, too.
 
     Args:
         model: As for `SAC`, and it offers `joint_q(obs, act, obs_next, act_next) -> (q, q_next)`, each [critics, N]; for

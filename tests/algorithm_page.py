@@ -15,6 +15,7 @@ from typing import Any
 
 import evidence
 import leaderboard
+from docstring_text import divided
 
 from parl_like import Algorithm, algorithms
 from parl_like.lab import experiment as experiments
@@ -252,19 +253,25 @@ def takes(one: Any) -> str:
     return "; ".join(f"{name}: {value}" for name, value in row.items() if name != "algorithm" and value)
 
 
-PAPER = re.compile(r"^(The published|Published|The paper|It is the published|Places in the context)|[Pp]ublished (are|agents)"
-                   r"|are those of the paper, whose|, and has none here|which is left to the data here")
-"""Sentences of docstrings that compare with a paper what is here."""
-ARGUMENT = re.compile(r"[a-z_]+(, [a-z_]+)*: ")
+INHERITED = re.compile(r"Those of `(\w+)`\.")
+"""An item of a section `Differences:` that stands for all of another member's."""
 
 
 def differences(one: Any) -> list[str]:
-    """Return the sentences of a member's docstring that say what its paper has otherwise. Of an argument the sentence before,
-    which says what it is, comes with such a one."""
-    text = " ".join((inspect.getdoc(one) or "").split()).replace("Args: ", "")
-    sentences = re.split(rf"(?<=[.])\s+(?=[A-Z]|{ARGUMENT.pattern.replace('(', '(?:')})", text)
-    return [f"{before} {sentence}" if ARGUMENT.match(before) and not ARGUMENT.match(sentence) else sentence
-            for before, sentence in zip(["", *sentences], sentences, strict=False) if PAPER.search(sentence)]
+    """Return what a class, function or module does otherwise than its paper: the items of `Differences:` in its own docstring.
+    Those of another member are named as its own, and not taken over where nothing says so."""
+    found = []
+    for item in divided(inspect.cleandoc(one.__doc__ or ""), "Differences")[1]:
+        other = INHERITED.fullmatch(item)
+        found += [f"As `{other[1]}`: {said}" for said in differences(described()[other[1]])] if other else [item]
+    return found
+
+
+@functools.cache
+def described() -> dict[str, Any]:
+    """Return member → what has its docstring: a class, a function, or the module of a robot."""
+    of_algorithms = {one.__name__: one for there in members().values() for one in there}
+    return of_algorithms | {name: import_module(f"parl_like.robots.{robot}") for name, robot in WHOLE.items()}
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 WRAPPED = 92
 """Characters of a line of prose from which on the next one is the rest of its sentence."""
@@ -41,6 +42,16 @@ def _indent(line: str) -> int:
     return len(line) - len(line.lstrip())
 
 
+def divided(text: str, name: str) -> tuple[str, list[str]]:
+    """Return a docstring without its section of this name, and the items of that, a line each. It ends with an empty line; an
+    item begins with "- " where there are several. Empty: there is no such section."""
+    found = re.search(rf"^{name}:\n(?: +\S.*(\n|$))+\n*", text, re.MULTILINE)
+    if not found:
+        return text, []
+    items = [re.sub("^- ", "", line.strip()) for line in flowing(found[0]).splitlines()[1:] if line.strip()]
+    return (text[: found.start()] + text[found.end() :]).rstrip(), items
+
+
 def rst(text: str) -> str:
     """Return a docstring as reStructuredText that shows it as it is meant: prose wraps, an argument is a line with its name in
     bold, formulas, tables and code are blocks of their own."""
@@ -60,6 +71,11 @@ def rst(text: str) -> str:
         if SECTION.fullmatch(line):
             section = deep
     return "\n".join(out) + "\n"
+
+
+def rst_list(items: Sequence[str]) -> str:
+    """Return items of a docstring as a list in reStructuredText."""
+    return "\n".join([".. container:: docstring", "", *(f"   - {_inline(item, True)}" for item in items)]) + "\n"
 
 
 def _inline(line: str, listed: bool) -> str:

@@ -25,7 +25,7 @@ import evidence
 import notebooks
 import site_links
 import structure
-from docstring_text import rst
+from docstring_text import divided, rst, rst_list
 
 import parl_like
 from parl_like.lab import config as configs
@@ -78,8 +78,8 @@ def toctree(pages: list[str], caption: str = "", hidden: bool = False) -> str:
 
 @functools.cache
 def algorithm_pages() -> dict[str, str]:
-    """Return class → its page: what shows that it is right, what it takes, its experiments and scores, its docstring, that of its
-    file, and what its paper has otherwise."""
+    """Return class → its page: what shows that it is right, what it takes, its experiments and scores, its docstring, what
+    differs from its paper, and the docstring of its file."""
     trained, groups = algorithm_page.trained(), algorithm_page.groups()
     pages = {}
     for file, there in algorithm_page.members().items():
@@ -96,10 +96,9 @@ def algorithm_pages() -> dict[str, str]:
             if commands := algorithm_page.commands(one):
                 parts.append("```bash\n" + "\n".join(commands) + "\n```")
             parts += [f"![Curves of `{named}`: {len(seen)} seeds](curves/{named}.svg)" for named, seen in curves_of(one).items()]
+            parts.append(differs(one))
             if family := algorithm_page.family(file):
                 parts.append("## What its family has in common\n\n" + as_block(family))
-            if differs := algorithm_page.differences(one):
-                parts.append("## What the paper has otherwise\n\n" + as_block("\n\n".join(differs)))
             pages[name] = moved_down("\n\n".join(filter(None, parts)) + "\n")
     return pages
 
@@ -154,15 +153,21 @@ def robot_pages() -> dict[str, str]:
                  f"![The parts of {drawn(robot, names)}](robots/{robot}.svg)",
                  *(f"![{Path(picture).stem}]({picture})" for picture in pictures),
                  "\n".join(["| experiment | what | score |", "|---|---|---|", *rows]),
-                 "`parl-like train NAME` trains one of them.",
+                 "`parl-like train NAME` trains one of them.", differs(module),
                  f"## Configuration\n\n{shown(module.Config)}" if inspect.getdoc(module.Config) else ""]
         pages[robot] = moved_down("\n\n".join(filter(None, parts)) + "\n")
     return pages
 
 
 def shown(one: object) -> str:
-    """Return the docstring of a class or module as a block of a page."""
-    return as_block(inspect.getdoc(one) or "")
+    """Return the docstring of a class or module as a block of a page, without what `differs` shows."""
+    return as_block(divided(inspect.getdoc(one) or "", "Differences")[0])
+
+
+def differs(one: object) -> str:
+    """Return what a class or module does otherwise than its paper, as a part of a page; empty: it does not say."""
+    items = algorithm_page.differences(one)
+    return f"## What differs from the paper\n\n```{{eval-rst}}\n{rst_list(items)}```" if items else ""
 
 
 def as_block(text: str) -> str:

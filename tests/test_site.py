@@ -53,7 +53,8 @@ def test_an_algorithm_has_a_page_with_its_light_scores_command_and_docstring():
 def test_a_page_of_an_algorithm_says_what_it_takes_who_is_beside_it_and_what_its_paper_has():
     page = site_pages.algorithm_pages()["CrossQ"]
     assert "Beside it: [CrossQ, Pendulum-v1, 10,000 steps](../benchmarks.md)." in page
-    assert "actions: Discrete, Box;" in page and "## What the paper has otherwise\n" in page
+    assert "actions: Discrete, Box;" in page and page.count("The actor has no batch norm") == 1
+    assert "## What differs from the paper\n" in page
 
 
 def test_a_page_of_an_algorithm_has_the_formulas_of_its_family():
