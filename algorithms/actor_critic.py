@@ -54,6 +54,9 @@ class ActorCritic(Algorithm):
     log-probabilities are computed here, for the whole batch at once, not while acting. A model whose policy and value share
     most of their work (`keeps_values`) gives out both while acting; rows that are as old as the parameters need no second pass.
 
+    Differences:
+        None: it is a base, and no algorithm of a paper. The classes made from it say what differs.
+
     Args:
         model: Offers `policy`, `value`, `evaluate` and `head`, see `parl_like.learning.model`.
         gamma: Discount per step. lam: λ of GAE (Schulman et al. 2016).
@@ -236,6 +239,13 @@ class A2C(ActorCritic):
     """One optimiser step per unroll (Mnih et al. 2016, synchronous):
 
     loss = −mean(log π(a|s) · A) + value_weight · mean((G − V)²) − entropy · mean(H),   A from GAE, G = A + V.
+
+    Differences:
+        - All agents' rows make one step together; the threads of the paper's A3C change shared parameters without waiting for
+          each other.
+        - Advantages are those of GAE with λ = 0.95; the paper has n-step returns, which `lam=1` gives.
+        - Adam, with gradients cut to a norm of 0.5; the paper has RMSProp.
+        - `normalize` is on in the class, and off in robots of `Robot.of`; the paper does not normalise advantages.
     """
 
     def learn(self, batch: Batch) -> Mapping[str, Any]:

@@ -22,6 +22,11 @@ class APPO(PPO):
     and then the epochs of `PPO` with ρ = π(a|s) / μ(a|s), so that a row counts little where π has left μ already. With μ = π_0
     and λ = 1 the targets are n-step returns, and this is PPO with λ = 1.
 
+    Differences:
+        - V-trace is computed once in an update, by its first policy; the authors' code computes it anew in each minibatch.
+        - Ratios are cut at 1 ± ε; the authors' code cuts them at 1 + ε and at 1 / (1 + ε).
+        - An update has 4 epochs by default; the authors' code has one.
+
     Args:
         rho_bar, c_bar: ρ̄ ≥ c̄. lam: λ.
         The rest: see `PPO`. Helpers keep μ with `store_policy=True`, as they do in asynchronous runs.

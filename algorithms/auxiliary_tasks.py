@@ -53,8 +53,13 @@ class Auxiliary(Algorithm):
 class RewardPrediction(Auxiliary):
     """loss = ½ mean over rows with r ≠ 0 [−log p(sign r | z(s))] + ½ mean over rows with r = 0 [−log p(0 | z(s))].
 
-    Whether the next reward is negative, zero or positive; both halves count alike, as where the authors draw rows of both evenly.
+    It says whether the next reward is negative, zero or positive; both halves count alike.
     Where an update has rows of one kind alone, it is their mean.
+
+    Differences:
+        - It reads the features of one observation; the paper's reads those of three frames.
+        - Rows are drawn evenly, and both halves of the loss count alike; the paper draws as many rows of both kinds.
+        - It steps by an Adam of its own; the paper sums the losses of all tasks, and steps by RMSProp.
 
     Args:
         model: `RewardClasses`. weight: As for `Auxiliary`.
@@ -76,6 +81,12 @@ class FeatureControl(Auxiliary):
 
     Values of actions that change the observation most, cell by cell: pixel control, for whatever the changes δ are (`change` of
     the model). Q⁻ is the copy that follows. A row with a `duration` d is discounted by γᵈ.
+
+    Differences:
+        - Returns have one step; the paper's have up to 20.
+        - Cells are squares with a side of 2 pixels, or single numbers where there is no image; the paper's have a side of 4
+          pixels.
+        - It steps by an Adam of its own; the paper sums the losses of all tasks, and steps by RMSProp.
 
     Args:
         model: `CellQ`. weight: As for `Auxiliary`.
@@ -114,6 +125,10 @@ class ValueReplay(Auxiliary):
     """loss = mean (r + γ (1 − terminated) V(s') − V(s))², of rows that are drawn from a buffer: the critic of an actor-critic
     learns from old rows, too. The target has no gradient. A row with a `duration` d is discounted by γᵈ.
 
+    Differences:
+        - Targets have one step, of single rows; the paper's are returns of up to 20 steps, of sequences.
+        - It steps by an Adam of its own; the paper sums the losses of all tasks, and steps by RMSProp.
+
     Args:
         model: That of the policy task itself, as a `Shared` one. weight: Of the loss.
         gamma: γ.
@@ -141,8 +156,13 @@ class ValueReplay(Auxiliary):
 class SPR(Auxiliary):
     """loss = 1 − mean cos(q(p(h(z(s), a))), p⁻(z⁻(s'))):  features say what the next features will be.
 
-    h is a model of the features, p a projection, q a predictor; z⁻ and p⁻ are copies that follow, without a gradient. It is the
-    published one with one step ahead and without augmented observations. Only features are predicted, so noise falls away.
+    h is a model of the features, p a projection, q a predictor; z⁻ and p⁻ are copies that follow, without a gradient.
+    Only features are predicted, so noise falls away.
+
+    Differences:
+        - One step is predicted; the paper predicts five in a row.
+        - Observations are not augmented; the paper shifts images and changes their brightness.
+        - It serves any policy on the trunk, by an Adam of its own; the paper adds its loss to that of Rainbow.
 
     Args:
         model: `FeatureModel`. weight: As for `Auxiliary`.

@@ -27,6 +27,11 @@ class BC(ActorCritic):
     A model with a memory learns from sequences of rows, as in `R2D2`. Its memory is empty before the first of them, whether the
     episode begins there or not, and `burn_in` rows before it are remembered without being cloned.
 
+    Differences:
+        - It is the likelihood of any policy's actions; the paper fits output units to a hill around the steering direction, by
+          squared errors.
+        - No rows are made up; the paper adds images that are shifted and turned, with the direction that fits them.
+
     Args:
         model: Offers `policy` and `head`, see `parl_like.learning.model`; with a memory `evaluate`, too.
         entropy: Weight of the entropy bonus, a number or a schedule over optimiser steps.

@@ -31,6 +31,11 @@ class DiscreteBCQ(DQN):
     where G is the softmax of the logits g, and learns what the rows did. With `threshold` 0 all actions count, and Q learns as in
     DQN. Weights count for both parts, priorities are those of DQN.
 
+    Differences:
+        - The target is copied every 500 updates, as in `DQN`; the authors' code copies it every 8,000 on Atari, and else moves it
+          by 0.005.
+        - Gradients are cut to a norm of 10; the authors' code cuts nothing.
+
     Args:
         model: Offers `q(obs) -> [N, A]`, and `imitation_logits(obs) -> [N, A]`.
         threshold: In [0, 1]; 0.3 as published. penalty: Of large logits; 0.01 as published.
@@ -90,6 +95,14 @@ class PLAS(TD3):
     and whose targets are y = … min_i Q⁻_i · least + max_i Q⁻_i · (1 − least). For the first `behavior_updates` updates the
     autoencoder learns alone, and afterwards no more, as published. Everything else is as in `TD3`, which it is where decoding
     changes nothing, and `least` is 1.
+
+    Differences:
+        - Target actions get noise, and the actor learns in every second update, as in `TD3`; the authors' code has neither
+          (`smoothing=0`, `delay=1`).
+        - No layer changes an action that was decoded; the paper has one as an option.
+        - The autoencoder has 5,000 updates by default, and its errors are summed over an action's numbers; the authors' code has
+          500,000, and the mean.
+        - All learn by 10⁻³, and `least` is 1; in the authors' code autoencoder and actor learn by 10⁻⁴, and it is 0.75.
 
     Args:
         model: As for `TD3`, and it offers `encode(obs, act) -> (mean, log_std)`, `decode(obs, code) -> act`, and `behavior`, the
@@ -163,6 +176,11 @@ class BCQ(PLAS):
     actor loss = −mean Q_1(s, a_1).
 
     Acting takes the a_k with the largest Q_1, of codes that are the same in all states (`model.tries`).
+
+    Differences:
+        - The autoencoder learns before all else, and then stays as it is; the paper's learns in every update.
+        - Its errors are summed over the numbers of an action; the authors' code takes their mean.
+        - Acting decodes 10 codes, always the same ones; the authors' code draws 100 new ones each time.
 
     Args:
         model: As for `PLAS`, and it offers `perturbed(obs, act, reach) -> act`, and the codes `tries`.

@@ -30,9 +30,15 @@ class BootstrappedDQN(DQN):
     |y_k − Q_k(s, a)|. Ends, `duration`, weights, target copy and noise are as in `DQN`; with one head, which has every row, it is
     DQN.
 
+    Differences:
+        - The loss is a mean over the heads; the paper of 2016 sums it, and divides the gradients of common layers by their
+          number.
+        - Tests follow the mean of all heads; in the paper of 2016 they follow what most heads vote for.
+        - A head has half of the rows by default, as in Osband et al. 2019; it has all in 2016 on Atari and in 2018 (`share=1`).
+
     Args:
         model: Offers `values(obs) -> [N, A, heads]`, `q(obs) -> [N, A]`, their means, and `out_shape`, (A, heads).
-        share: In (0, 1]; 0.5 as in Osband et al. 2019, 1 in those of 2016 on Atari and of 2018.
+        share: In (0, 1].
         The others: As for `DQN`.
 
     Raises:

@@ -23,8 +23,12 @@ class BDQ(DQN):
     for the D choices of an action that is MultiDiscrete, MultiBinary, or a Dict or Tuple of these and Discrete, each with values
     of its own: as many numbers as there are alternatives, not combinations. a*_d = argmax Q_d(s', ·), or without `double` argmax
     Q⁻_d(s', ·). Priority of a row: Σ_d |y − Q_d(s, a_d)|. Ends, `duration`, weights, target copy and noise are as in `DQN`; with
-    one choice it is DQN. With probability ε all choices are drawn. Published are the squared error, and gradients of the common
-    layers divided by D + 1, which Adam does not see where nothing is clipped.
+    one choice it is DQN. With probability ε all choices are drawn.
+
+    Differences:
+        - The loss is Huber's; the paper's is the squared error.
+        - Gradients of the common layers are not divided by D + 1, which Adam does not see where nothing is clipped.
+        - Rows are drawn evenly by default; the paper draws them by priority (`PrioritizedReplayBuffer`).
 
     Args:
         model: Offers `q(obs) -> [N, Σ nvec]`, the values of the alternatives of each choice side by side.

@@ -20,9 +20,15 @@ class C51(DQN):
     """p' = Φ(Σ_{k<m} γᵏ r_{t+k} + γᵐ (1 − terminated) · z, p⁻(s', a*)),   loss = −Σ_i p'_i log p_i(s, a),
 
     with the support z, p the softmax of the network's logits, p⁻ that of the target copy, and Φ the projection on the support,
-    see `distributions.project`; a* is the best action by the means Σ_i p_i z_i of the network, or without `double` of the target,
-    as published. Priority of a row: KL(p' ‖ p) (Hessel et al. 2018). Acting goes by the means; that and everything else is as in
+    see `distributions.project`; a* is the best action by the means Σ_i p_i z_i of the network, or without `double` of the target.
+    Priority of a row: KL(p' ‖ p) (Hessel et al. 2018). Acting goes by the means; that and everything else is as in
     `DQN`.
+
+    Differences:
+        - The network chooses a* by default; in the paper the target copy does (`double=False`).
+        - Adam has a learning rate of 10⁻³ and an ε of 10⁻⁵, and gradients are cut to a norm of 10; the paper has 2.5·10⁻⁴, 3·10⁻⁴
+          and no cut.
+        - Several rewards in a row and priorities are additions (Hessel et al. 2018).
 
     Args:
         model: Offers `q(obs) -> [N, A]`, the means, `logits(obs) -> [N, A, K]` and `support` [K]: the returns between which all
@@ -60,6 +66,13 @@ class Rainbow(C51):
     `double` and `n_step` here; a model with `dueling` and `noisy`; a `PrioritizedReplayBuffer` in the helper; and the
     distribution itself: of a model without one (`MLPQ`) targets and losses are those of `DQN`. Noise explores in the place of
     random actions, `epsilon`.
+
+    Differences:
+        - Adam has a learning rate of 10⁻³ and an ε of 10⁻⁵, and gradients are cut to a norm of 10; the paper has 6.25·10⁻⁵ and
+          1.5·10⁻⁴, and names no cut.
+        - Priorities have an exponent of 0.6 by default; the paper's have 0.5.
+        - The target is copied every 500 updates, in robots of `Robot.of` every 200; in the paper every 2,000, which are 32,000
+          frames.
 
     Args:
         model: As for `C51`; or it offers `q(obs) -> [N, A]` alone.

@@ -26,6 +26,9 @@ class DiscreteCQL(DQN):
 
     With `conservative` 0 it is DQN. Targets, ends, weights and priorities are as there.
 
+    Differences:
+        It is upon `DQN`, with its Huber loss and double Q-learning; the paper's is upon QR-DQN.
+
     Args:
         model: Offers `q(obs) -> [N, A]`.
         conservative: Weight of the second term; α in the paper.
@@ -57,6 +60,12 @@ class CQL(SAC):
 
     with n actions a_k each that are even in [−1, 1], of π(s) and of π(s'), and μ_k their density: an importance-weighted estimate
     of log ∫ exp Q_i(s, a) da. With `conservative` 0 it is SAC. Targets, actor and temperature are as there.
+
+    Differences:
+        - α stays as it is given; the authors' code by default adapts it to a threshold.
+        - Targets have the entropy term of `SAC`; the authors' code leaves it out.
+        - The actor learns as in `SAC` from the first update on; in the authors' code it clones rows for 40,000 updates, and
+          learns by 10⁻⁴.
 
     Args:
         model: As for `SAC` with a Box; its head has `draw`.

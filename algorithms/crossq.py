@@ -31,6 +31,7 @@ class CrossQ(SAC):
 
     Differences:
         - The actor has no batch norm; the paper's has it, too.
+        - Discrete actions are an addition.
 
     Args:
         model: As for `SAC`, and it offers `joint_q(obs, act, obs_next, act_next) -> (q, q_next)`, each [critics, N]; for

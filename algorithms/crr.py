@@ -27,6 +27,12 @@ class CRR(SAC):
     and the mean of `samples` drawn actions for a Box. The target copies follow as in `SAC`; there is no temperature. With f = 1
     (β → ∞) the actor is cloned as in `BC`.
 
+    Differences:
+        - Two critics give plain values, of which the least counts; the paper has one critic, of the distribution of returns.
+        - Target copies follow in every update, by 0.005; the authors' code copies them every 100 updates.
+        - Targets expect over 4 drawn actions, the advantage's number; the authors' code has one there.
+        - Acting goes by the policy; in the paper the critic may choose among its draws.
+
     Args:
         model: As for `SAC`; its head has `log_prob`.
         weight: 'exp' or 'binary'.

@@ -2,7 +2,7 @@
 (Bellemare et al. 2016; Tang et al. 2017), and the error of a model of one's own actions (ICM, Pathak et al. 2017).
 
 Each is one more task of a robot, from which the policy task takes `rewards` (`ComputationTask`). The intrinsic reward is added to
-the environment's, by weight, and one value is learned of the sum: there is no second value head with a discount of its own.
+the environment's, by weight, and one value is learned of the sum.
 """
 
 from __future__ import annotations
@@ -90,6 +90,12 @@ class Counts(Novelty):
     Charikar 2002), so that near ones count as one. Of at most 8 bytes the key is the observation itself; of more a hash of 64
     bits, which two of a million observations share with a probability of 3 · 10⁻⁸.
 
+    Differences:
+        - Observations are counted, or their hashes; Bellemare et al. get pseudo-counts from a density model.
+        - The functions have random offsets, and bounded numbers are put to [−1, 1]; those of Tang et al. have none, and may read
+          an autoencoder's code.
+        - A row is paid by the visits before its update, and its own; Tang et al. count all rows of a batch first.
+
     Args:
         model: `Novel`. alpha, first_visits: See `Novelty`.
         planes: How many such functions, at most 64; 0: by all bytes. None: 0 where all numbers of an observation are integers,
@@ -127,10 +133,17 @@ class RND(Novelty):
     Observations are put to mean 0 and standard deviation 1 by all that was seen, and cut to ± 5. Until something was seen the
     reward is 0.
 
+    Differences:
+        - One value is learned of the sum of both rewards; the paper has a second value head with a discount of its own.
+        - Returns of this reward end with the episode; the paper's go on over its end.
+        - The reward is 0 until something was seen; the paper lets a random agent act before.
+        - The predictor learns from all rows once (`share`, `epochs`); the paper's from a share of 32 / environments, at most 1,
+          in 4 passes.
+
     Args:
         model: `RNDNet`. alpha, first_visits: See `Novelty`.
         gamma: Discount of those sums.
-        share: Of the rows of an update that the predictor learns from, drawn anew. Published: 32 / environments, at most 1.
+        share: Of the rows of an update that the predictor learns from, drawn anew.
         epochs, minibatches: Passes over an update, and their parts.
         lr: Learning rate of the predictor, a number or a schedule over optimiser steps.
         The others: As for `Algorithm`.
@@ -195,8 +208,12 @@ class ICM(Algorithm):
 
         r = ½ ‖f(φ(s), a) − φ(s')‖²,   loss = (1 − β) · mean −log p(a | φ(s), φ(s')) + β · mean r
 
-    so what no action changes, such as noise, is left out of φ. The published scale of r, η = 0.01, is the weight that the policy
-    task gives it. Of a Box action −log p is that of a normal distribution of width 1.
+    so what no action changes, such as noise, is left out of φ. For a Box −log p is that of a normal distribution of width 1.
+
+    Differences:
+        - It is a task with Adam steps of its own; the paper learns it in one loss with A3C.
+        - The scale of r is the weight that the policy task gives it; the paper's is η = 0.01.
+        - Actions of a Box are an addition.
 
     Args:
         model: `ICMNet`.

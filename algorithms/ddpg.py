@@ -36,6 +36,10 @@ class TD3(Algorithm):
     buffer count by their `weight`, and get max_i |Q_i − y| as priority. The critics also move what they share with the actor, a
     perception; the actor moves its own layers alone.
 
+    Differences:
+        None: with its defaults it is the paper's Algorithm 1. Several rewards in a row, weights of rows and a shared perception
+            are additions.
+
     Args:
         model: Offers `act(obs) -> [N, *shape]` in [−1, 1], `q(obs, act) -> [critics, N]`, and `actor`, the module of the layers
             that are only the policy's.
@@ -136,7 +140,13 @@ class TD3(Algorithm):
 
 class DDPG(TD3):
     """TD3 as it was before: the actor learns in every update, and the target's action gets no noise. Give the model one critic
-    (`critics=1`)."""
+    (`critics=1`).
+
+    Differences:
+        - Noise in acting is normal and independent; the paper's is an Ornstein-Uhlenbeck process.
+        - τ is 0.005, and actor and critic learn by 10⁻³; the paper has 0.001, and 10⁻⁴ for the actor.
+        - There is neither weight decay of the critic nor batch norm; the paper has both.
+    """
 
     native_learn = TD3.native_learn
 

@@ -24,7 +24,10 @@ class DecisionTransformer(Algorithm):
 
     Acting, R begins with `target_return` and falls by each reward; the last K steps are the memory. It takes the best action, for
     the memory has what it takes: give it no steps at random. With K = 1 it is the cloning of rows by observation and return.
-    Places in the context stand for the time in the episode of the paper.
+
+    Differences:
+        - Places in the context stand for the time in the episode of the paper.
+        - Adam without weight decay and warm-up; the paper has AdamW with both, and dropout in its layers.
 
     Args:
         model: Offers `actions`, `next_action`, `numbers`, `legal` and `perception`, see `CausalTransformer`; its `context` is K.

@@ -25,6 +25,11 @@ class Discriminator(Algorithm):
     So a skill earns by going where no other goes. With one skill all rewards are 0. The policy's task takes them by
     `rewards={"discriminator": 1.0, "env": 0.0}`. Each row is learned once, in order; `accuracy` is about rows before they are.
 
+    Differences:
+        - It learns from the newest rows, in 4 passes; the authors' code learns from random rows of the policy's buffer.
+        - In the robot SAC adapts its temperature; the paper holds it at 0.1.
+        - The robot has 8 skills; the paper mostly has 50.
+
     Args:
         model: `SkillClassifier`.
         epochs, minibatches: Passes over an update, and their parts.

@@ -36,6 +36,11 @@ class DQN(Algorithm):
     a `duration` d is discounted by γᵈ. Rows of a prioritised buffer count by their `weight`, and get |y − Q(s, a)| as priority.
     The Huber loss is linear where |y − Q| > 1: of rewards that chance spreads further, Q is no mean. `RewardScaling` helps.
 
+    Differences:
+        - Double Q-learning is on by default; the paper has `double=False`.
+        - Adam has a learning rate of 10⁻³, and gradients are cut to a norm of 10; the paper has RMSProp with 2.5·10⁻⁴.
+        - The target is copied every 500 updates; in the paper every 10,000.
+
     Args:
         model: Offers `q(obs) -> [N, A]`.
         gamma: Discount γ per step.
@@ -152,6 +157,10 @@ class BasicDQN(DQN):
     residual gradient (Baird 1995), as in the BasicDQN of ReinforcementLearning.jl: there, and with its small buffer, one that
     leaves y where it is grows without bounds. In random environments its values are biased (Sutton & Barto 2018, 11.5); so
     prefer `DQN` to it.
+
+    Differences:
+        No paper has it by this name. Residual gradients (Baird 1995) square the error, and take a second s' where chance decides;
+        here it is Huber's loss of one s'.
 
     Args:
         model: Offers `q(obs) -> [N, A]`.

@@ -16,6 +16,10 @@ class DynamicsLearner(Algorithm):
     Predicting the next observation keeps in z whatever moves by a rule; predicting the action keeps what the agent controls
     (Pathak et al. 2017). Neither finds anything in pure noise.
 
+    Differences:
+        - It serves the trunk alone, and pays nothing; in the paper a policy is paid by the error, see `ICM`.
+        - The next observation is predicted; in the paper its features are.
+
     Args:
         model: Offers `trunk`, `next_obs` and `surprise`, see `parl_like.models.dynamics`.
         forward, inverse: Weights of the two terms.

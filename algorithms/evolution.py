@@ -165,7 +165,9 @@ class ES(Evolution):
 
         g = (1 / (n σ²)) Σ_i r_i ε_i,    a step of Adam along g, which estimates the slope of the mean rank.
 
-    Published agents also let θ decay.
+    Differences:
+        - θ does not decay; the paper's agents let it.
+        - Candidates are rows of a table, and a prediction computes all of them; the paper's workers make them from shared seeds.
 
     Args:
         model: Offers `policy` and `head`, see `parl_like.learning.model`; maybe with memory.
@@ -191,6 +193,10 @@ class CEM(Evolution):
     deviation, number by number, of the best candidates; `extra` is added to the variance, so that it does not shrink too early:
 
         θ_i ~ N(μ, σ²),   μ ← mean of the best θ_i,   σ² ← their variance + extra.
+
+    Differences:
+        A generation has 50 candidates, the best 20 % count, and `extra` is 0; Szita & Lörincz have 100, 10 %, and an `extra` that
+        falls.
 
     Args:
         model, population: As for `ES`; any number.
@@ -227,6 +233,10 @@ class ARS(Evolution):
         θ ← θ + lr / (b σ_R) Σ (s₊ − s₋) ε / std,        σ_R the standard deviation of their 2 b returns.
 
     V1 of the paper, with a linear policy: `hidden: []`; V2 with a transform that normalises observations.
+
+    Differences:
+        - The linear policy has a bias, and begins with small random weights; the paper's has none, and begins at 0.
+        - All pairs count by default; the paper chooses their number for each environment (`top`).
 
     Args:
         model, population: As for `ES`.

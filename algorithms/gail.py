@@ -33,6 +33,11 @@ class GAIL(PPO):
     log D − log (1 − D) = g, which may be of either sign (Fu, Luo and Levine 2018). Each minibatch has as many of the expert's
     rows, drawn with replacement. Of a state that an episode has ended in nothing is asked: its value is 0.
 
+    Differences:
+        - The policy learns by PPO; the paper's by TRPO.
+        - The discriminator learns in each minibatch of PPO; the paper's once in an update.
+        - D is the probability of an expert's row; in the paper that of a policy's.
+
     Args:
         model: As for `PPO`, and it offers `discriminate(obs, act) -> [N]`, g, by the module `discriminator`.
         data: The expert's rows: a buffer, or the directory of one; see the verb `record`.

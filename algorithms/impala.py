@@ -107,6 +107,11 @@ class IMPALA(ActorCritic):
     V(obs_next) at the cut is that baseline. Behind a time limit the original stops as if the episode had terminated, and throws
     the final observation away; here V of the true final observation stands for the rest.
 
+    Differences:
+        - Adam; the paper has RMSProp.
+        - Losses are means over the rows by default; the paper sums them (`reduction='sum'`).
+        - Several rewards and scaled advantages are additions (`streams`, `return_norm`).
+
     Args:
         model: As for A2C; `evaluate` may give `reg` [N] beside what the head reads.
         streams: The rewards; None: the environment's alone, discounted by `gamma`.

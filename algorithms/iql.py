@@ -33,6 +33,12 @@ class IQL(Algorithm):
     in SARSA; towards 1 their maximum. The actor clones rows, good ones more (advantage-weighted regression). Ends, weights and
     priorities are as in `TD3`.
 
+    Differences:
+        - The value and the critics step together, and all go by the value before; in the authors' code the value steps first, and
+          others go by the new one.
+        - The actor's learning rate stays; that of the authors' code falls as a cosine.
+        - Discrete actions are an addition.
+
     Args:
         model: As for `SAC`, and it offers `value(obs) -> [N]` with the module `v`, whose layers are only the value's.
         expectile: τ; 0.7 as published for locomotion, 0.9 for mazes.

@@ -5,6 +5,9 @@ The robot learns tic-tac-toe by DQN. The score of an evaluation is exact, of gre
     (wins + draws / 2 against random moves) / 0.95      draws against the best moves / 0.9
 
 so 1 and more is good play against both. The best moves are those of minimax, each with the same probability.
+
+Differences:
+    It follows no single paper. Ratings are those of Elo (1978), with that of the learning task held at 0.
 """
 
 from __future__ import annotations

@@ -120,40 +120,6 @@ def test_a_curve_is_drawn_in_its_frame_with_a_line_for_each_seed():
 
 
 NOT_YET = """
-    NFSP
-    SelfPlay
-    actor_critic
-    alphazero
-    appo
-    auxiliary_tasks
-    bc
-    bcq
-    bootstrapped
-    branching
-    c51
-    cql
-    crr
-    curiosity
-    ddpg
-    decision_transformer
-    diayn
-    dqn
-    dynamics
-    estimates/fqe
-    estimates/importance
-    evolution
-    gail
-    games/best_response
-    games/cfr
-    games/deep_cfr
-    games/exploitability_descent
-    games/fictitious_play
-    games/mccfr
-    games/mcts
-    games/minimax
-    games/sequence_form
-    impala
-    iql
     maddpg
     mappo
     marwil

@@ -22,6 +22,11 @@ class FQE(Algorithm):
     over states in which episodes begin is what π is worth. Ends, weights and priorities are as in `DQN`, with m = 1 of rows that
     another policy chose, since more rewards of theirs would be its own.
 
+    Differences:
+        - An update is one Adam step towards a copy that follows slowly; the paper solves a whole regression against a fixed copy,
+          again and again.
+        - Of several critics the least counts; the paper has one function.
+
     Args:
         model: For Discrete offers `q(obs) -> [N, A]`; for a Box `q(obs, act) -> [critics, N]`.
         policy: Observations as the model gets them → for Discrete probabilities [N, A], for a Box actions [N, …] in [−1, 1].

@@ -34,6 +34,9 @@ def importance_sampling(rew: Array, log_ratio: Array, last: Array, gamma: float 
                         v: Array | None = None) -> ReturnEstimates:
     """Estimate what a policy is worth, by the episodes of another one.
 
+    Differences:
+        It estimates the return of whole episodes; Precup et al. estimate the values of states and actions.
+
     Args:
         rew: Rewards [N], in time order, episode after episode.
         log_ratio: log π(a|s) − log b(a|s) [N]; −∞ where π would not act so.

@@ -44,6 +44,9 @@ class BestResponse(NamedTuple):
 def best_response(game: Game | GameTree, policy: Policy | Sequence[Policy], player: int) -> BestResponse:
     """The best response of a player to a policy, or to those of all seats (its own is not read).
 
+    Differences:
+        All positions are walked as arrays, level by level; the paper walks over public states, and in parallel.
+
     Raises:
         ValueError: there is no such player, the policy gives no probabilities, or the game lacks a trait: players move one after
             another, chance is known, payment comes at the end, states have keys; or a player forgets how often it has acted.
@@ -55,13 +58,21 @@ def best_response(game: Game | GameTree, policy: Policy | Sequence[Policy], play
 
 
 def expected_returns(game: Game | GameTree, policy: Policy | Sequence[Policy]) -> Array:
-    """[n_players]: the expected utility of each player where all follow the policy. Raises ValueError as `best_response` does."""
+    """[n_players]: the expected utility of each player where all follow the policy. Raises ValueError as `best_response` does.
+
+    Differences:
+        None: it is an average over the tree.
+    """
     tree = tree_of(game, "expected_returns")
     return returns_of(tree, tree.array_of(policy))
 
 
 def nash_conv(game: Game | GameTree, policy: Policy | Sequence[Policy]) -> float:
-    """The sum over all players of what each could win by a best response. Raises ValueError as `best_response` does."""
+    """The sum over all players of what each could win by a best response. Raises ValueError as `best_response` does.
+
+    Differences:
+        None: it is the sum at the top of this module.
+    """
     tree = tree_of(game, "nash_conv")
     array = tree.array_of(policy)
     return float(sum(response_to(tree, array, player).value for player in range(tree.game.n_players))
@@ -69,7 +80,11 @@ def nash_conv(game: Game | GameTree, policy: Policy | Sequence[Policy]) -> float
 
 
 def exploitability(game: Game | GameTree, policy: Policy | Sequence[Policy]) -> float:
-    """`nash_conv` for each player on average, as OpenSpiel has it. Raises ValueError as `best_response` does."""
+    """`nash_conv` for each player on average, as OpenSpiel has it. Raises ValueError as `best_response` does.
+
+    Differences:
+        None: it is OpenSpiel's. Some papers have this name for the whole `nash_conv`.
+    """
     tree = tree_of(game, "exploitability")
     return nash_conv(tree, policy) / tree.game.n_players
 

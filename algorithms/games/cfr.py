@@ -25,6 +25,9 @@ from parl_like.values.plain import State
 class CFR(Solver):
     """Regret matching in every information set of a game.
 
+    Differences:
+        Players are updated one after the other; the paper updates all at once (`alternating=False`).
+
     Args:
         game: Players move one after another, chance is known, payment comes at the end. All positions must fit into memory; else
             see `parl_like.algorithms.games.mccfr`.
@@ -95,7 +98,11 @@ class CFR(Solver):
 
 
 class CFRPlus(CFR):
-    """CFR with regret matching+ and linear averages, which is much faster in practice. The arguments are those of `CFR`."""
+    """CFR with regret matching+ and linear averages, which is much faster in practice. The arguments are those of `CFR`.
+
+    Differences:
+        None: it is the paper's algorithm, whose d is `delay`.
+    """
 
     def __init__(self, game: Game | GameTree, *, plus: bool = True, linear: bool = True, delay: int = 0,
                  alternating: bool = True) -> None:

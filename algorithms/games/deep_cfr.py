@@ -40,6 +40,10 @@ from parl_like.values.spec import Array
 class DeepCFR(Solver):
     """Advantage networks of all players, and a network of their average policy.
 
+    Differences:
+        - Gradients are not cut; the paper cuts their norm to 1.
+        - Sizes are for small games, such as 40 walks and 200 steps of 256 rows; the paper's, for poker, are far larger.
+
     Args:
         game: Players move one after another, chance is known, payment comes at the end, states have keys and tensors.
         hidden: Sizes of the hidden layers of all networks.

@@ -20,6 +20,9 @@ from parl_like.envs.games.game import Game, TablePolicy
 class FictitiousPlay(Solver):
     """Best responses to averages of best responses. The first ones answer even play, which does not count in the average.
 
+    Differences:
+        Players answer one after the other, as in Brown 1951; those of Heinrich et al. answer all at once (`alternating=False`).
+
     Args:
         game: Players move one after another (`TurnBased` makes it so), chance is known, payment comes at the end.
         alternating: A player answers what those before it have just added; else all answer the averages of the iteration before.

@@ -158,7 +158,11 @@ def matched(weights: Sequence[float]) -> list[float]:
 
 
 class ExternalSampling(MCCFR):
-    """MCCFR that tries all actions of one player against drawn ones of chance and the others."""
+    """MCCFR that tries all actions of one player against drawn ones of chance and the others.
+
+    Differences:
+        For two players it is the paper's. Of more, averages are summed in games of their own, in which the others move evenly.
+    """
 
     def _sample(self, state: Position, player: int) -> float:
         mover = state.player
@@ -183,6 +187,10 @@ class ExternalSampling(MCCFR):
 
 class OutcomeSampling(MCCFR):
     """MCCFR that plays one game for each player.
+
+    Differences:
+        - Who learns explores, by ε, and the others follow π; in the paper a game may be drawn by any policies.
+        - Of more than two players, averages are summed in games of their own, in which the others move evenly.
 
     Args:
         epsilon: ε, how much of what the player tries is even.

@@ -84,6 +84,10 @@ class MCTS(GameSearch):
     """A policy that looks ahead by UCT, and judges positions by games that are played at random to their end. With more and more
     simulations it plays the best moves. It learns nothing.
 
+    Differences:
+        - Returns are averaged on the way up; Coulom mixes their mean with the largest.
+        - c is 1.4 for utilities in [−1, 1]; that of Kocsis & Szepesvári is √2 for rewards in [0, 1].
+
     Args:
         game: As for `GameSearch`.
         simulations: Of each move.

@@ -37,6 +37,9 @@ class Solved(NamedTuple):
 def minimax(position: Game | State, *, table: bool = False) -> Solved:
     """The value of a game, or of a position, by all that can follow. `table`: see above.
 
+    Differences:
+        None: it is that recursion, with positions of chance averaged.
+
     Raises:
         ValueError: the game lacks a trait: two players who move in turn, know everything, and win what the other loses.
     """
@@ -44,7 +47,11 @@ def minimax(position: Game | State, *, table: bool = False) -> Solved:
 
 
 def alpha_beta(position: Game | State, *, table: bool = False) -> Solved:
-    """As `minimax`, by less; with `table` bounds of values are kept, too."""
+    """As `minimax`, by less; with `table` bounds of values are kept, too.
+
+    Differences:
+        Positions of chance are averaged, and `table` keeps values and bounds by key; the paper has neither.
+    """
     return _search("alpha_beta", position, prune=True, table=table)
 
 

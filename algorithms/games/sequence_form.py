@@ -24,6 +24,9 @@ from parl_like.values.spec import Array
 def game_value(game: Game | GameTree) -> float:
     """The mean utility of player 0 where both play an equilibrium, to about ten digits.
 
+    Differences:
+        A linear program solves games with a sum of 0 alone; the paper solves others, too, by Lemke's algorithm.
+
     Raises:
         ImportError: SciPy is not installed.
         ValueError: the game lacks a trait, such as two players with a sum of 0.
