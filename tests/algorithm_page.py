@@ -54,6 +54,67 @@ WITHOUT = {
 """Algorithm → why no experiment is its own, and what trains it."""
 
 
+def of_games(name: str, call: str, parts: str) -> str:
+    return f"from parl_like.algorithms.games import {name}\nfrom parl_like.envs.games import {parts}\n\nprint({name}{call})"
+
+
+def of_tables(name: str, call: str) -> str:
+    return (f"import gymnasium as gym\n\nfrom parl_like.algorithms.tables import {name}\n\n"
+            f'lake = gym.make("FrozenLake-v1")\nprint({name}{call})')
+
+
+SCRIPTS = {
+    **{name: of_games(name, "(Kuhn(), uniform)", "Kuhn, uniform")
+       for name in ("expected_returns", "exploitability", "nash_conv")},
+    **{name: of_games(name, "(TicTacToe(), table=True)", "TicTacToe") for name in ("alpha_beta", "minimax")},
+    "best_response": of_games("best_response", "(Kuhn(), uniform, player=0)", "Kuhn, uniform"),
+    "game_value": of_games("game_value", "(Kuhn())", "Kuhn"),
+    **{name: of_tables(name, "(lake, gamma=0.95)") for name in ("policy_evaluation", "policy_iteration", "value_iteration")},
+    "model_of": of_tables("model_of", "(lake).rewards"),
+    "importance_sampling": """import numpy as np
+
+from parl_like.algorithms.estimates import importance_sampling
+
+rewards, ratios, last = np.array([1.0, 2.0, 3.0]), np.array([2.0, 0.5, 3.0]), np.array([False, True, True])
+print(importance_sampling(rewards, np.log(ratios), last, gamma=0.5))""",
+    "FQE": """import gymnasium as gym
+import numpy as np
+import torch
+
+from parl_like import ComputationTask
+from parl_like.algorithms.estimates import FQE
+from parl_like.models import MLPQ
+
+obs, act = gym.spaces.Box(-1, 1, (2,), np.float32), gym.spaces.Discrete(2)
+task = ComputationTask(FQE(MLPQ(obs, act), lambda seen: torch.full((len(seen), 2), 0.5), lr=0.01))
+seen = np.random.default_rng(0).uniform(-1, 1, (256, 2)).astype(np.float32)
+rows = {"obs": seen, "act": np.arange(256) % 2, "rew": seen[:, 0], "obs_next": seen, "terminated": np.ones(256, bool),
+        "truncated": np.zeros(256, bool)}
+for _ in range(100):
+    task.learn(rows)
+print(task.predict({"obs": seen[:3]})["value"], seen[:3, 0])""",
+    "SearchTree": """import numpy as np
+
+from parl_like.algorithms.search import SearchTree
+from parl_like.algorithms.search.tree import Evaluation
+
+
+def evaluate(leaves):
+    n = len(leaves.tree)
+    return Evaluation(reward=1.0 * (leaves.action == 1), done=np.ones(n, bool), value=np.zeros(n), logits=np.zeros((n, 2)))
+
+
+tree = SearchTree(n=1, n_actions=2, capacity=50)
+tree.begin(logits=np.zeros((1, 2)), value=np.zeros(1))
+print(tree.run(50, evaluate).visits)""",
+    "ActorCritic": """from parl_like import Robot
+
+with Robot.of("A2C", "CartPole-v1") as robot:  # the one that adds least to it
+    robot.run(10_000)""",
+}
+"""Member that nothing trains by a command → a script that runs it."""
+
+
 WHICH = ROOT / "docs" / "start" / "which-algorithm.md"
 MADE = "<!-- Made by `make algorithms` from here on. -->\n"
 """The line of that page behind which the table stands."""
@@ -179,9 +240,23 @@ def groups() -> dict[str, list[list[marks.Mark]]]:
 
 
 def commands(one: Any) -> list[str]:
-    """Lines that train each of its experiments."""
+    """Lines that train each of its experiments, or solve each of its rows; where there is none, the line of `WITHOUT`."""
     by = experiments_of()
-    return [f"parl-like train {name}" for key in keys(one.__name__) for name in by[key] if name not in solvers.ROWS]
+    named = [name for key in keys(one.__name__) for name in by[key]]
+    return [f"{'python -m benchmarks.solvers' if name in solvers.ROWS else 'parl-like train'} {name}" for name in named] or [
+        line for line in code_of(one) if line.startswith("parl-like")]
+
+
+def code_of(one: Any) -> list[str]:
+    """Pieces of code in the text of `WITHOUT` about a member."""
+    return re.findall(r"`([^`]+)`", WITHOUT.get(one.__name__, ""))
+
+
+def script(one: Any) -> str:
+    """Python that runs a member for which there is no command; empty: there is one."""
+    robots = [line for line in code_of(one) if line.startswith("Robot.of")]
+    return SCRIPTS.get(one.__name__) or "".join(
+        f"from parl_like import Robot\n\nwith {line} as robot:\n    robot.run(10_000)" for line in robots)
 
 
 def lights() -> str:

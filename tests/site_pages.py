@@ -95,6 +95,8 @@ def algorithm_pages() -> dict[str, str]:
                      *algorithm_page.about(one, trained)[:-1], shown(one)]
             if commands := algorithm_page.commands(one):
                 parts.append("```bash\n" + "\n".join(commands) + "\n```")
+            if script := algorithm_page.script(one):
+                parts.append(f"```python\n{script}\n```")
             parts += [f"![Curves of `{named}`: {len(seen)} seeds](curves/{named}.svg)" for named, seen in curves_of(one).items()]
             parts.append(differs(one))
             if family := algorithm_page.family(file):

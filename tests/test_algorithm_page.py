@@ -11,7 +11,7 @@ import prose
 import pytest
 import site_pages
 
-from parl_like import Algorithm, Robot
+from parl_like import Algorithm
 from parl_like.lab import experiment as experiments
 from parl_like.lab import families
 from parl_like.lab.cli import main
@@ -50,16 +50,32 @@ def test_every_algorithm_has_an_experiment_or_the_page_says_why_not():
     assert all(f"No experiment: {why}." in page for why in algorithm_page.WITHOUT.values())
 
 
-@pytest.mark.parametrize("name", ["ICM", "RTD3"])
-def test_robots_without_an_experiment_are_built(name):
-    line = algorithm_page.WITHOUT[name].partition("`")[2].partition("`")[0]
-    with eval(line, {"Robot": Robot}) as robot:  # noqa: S307
-        assert name in [type(task.algorithm).__name__ for task in robot.tasks.values()]
+def test_every_member_has_commands_or_a_script_that_runs_it():
+    for one in (one for there in algorithm_page.members().values() for one in there):
+        assert bool(algorithm_page.commands(one)) != bool(algorithm_page.script(one)), one.__name__
+
+
+@pytest.mark.parametrize("name", [*algorithm_page.SCRIPTS, "ICM", "RTD3"])
+def test_scripts_run(name, capsys):
+    if name == "game_value":
+        pytest.importorskip("scipy")
+    known = {}
+    exec(algorithm_page.script(algorithm_page.described()[name]).replace("10_000", "8"), known)  # noqa: S102
+    if "robot" in known:
+        learners = [type(task.algorithm) for task in known["robot"].tasks.values()]
+        assert any(issubclass(one, algorithm_page.described()[name]) for one in learners)
+    else:
+        assert capsys.readouterr().out
 
 
 def test_the_command_for_spr_is_one(capsys):
-    words = algorithm_page.WITHOUT["SPR"].partition("`parl-like ")[2].partition("`")[0].split()
-    assert main([*words, "--show-config"]) == 0 and "SPR" in capsys.readouterr().out
+    (line,) = algorithm_page.commands(algorithm_page.described()["SPR"])
+    assert main([*line.split()[1:], "--show-config"]) == 0 and "SPR" in capsys.readouterr().out
+
+
+def test_the_command_of_a_solver_is_that_of_its_row():
+    (line, _) = algorithm_page.commands(algorithm_page.described()["CFR"])
+    assert line == "python -m benchmarks.solvers cfr-kuhn"
 
 
 def test_every_member_is_on_the_page_that_helps_to_choose_one():
