@@ -31,6 +31,12 @@ class MADDPG(Algorithm):
     Where players end before the others, let the helper store who has: `store_info={"ended": np.zeros(players, bool)}`, which
     `Joint` says. Then y_i = r_i for them.
 
+    Differences:
+        - Actions are numbers in a Box alone; the paper also has discrete actions, by a Gumbel-softmax.
+        - The critics' targets read the other players' own target policies; the paper can also infer these (4.2), and train
+          ensembles of policies (4.3).
+        - All players learn from the same rows of an update; the paper draws a minibatch for each.
+
     Args:
         model: Offers `act(obs) -> [N, players, n]` in [−1, 1]; `q(obs, act) -> [players, N]`, which also takes a joint action for
             each critic, [players, N, players, n]; and `actor`, the module of the policies' layers.

@@ -15,6 +15,12 @@ class MAPPO(PPO):
     together. `CentralState(env)` puts the state into what each player sees; in experiments of mpe2 the option `players: central`
     does so. IPPO is `PPO` with `CentralState(env, state=False)`, there `players: own`.
 
+    Differences:
+        - Values are learned by the plain squared error of unscaled returns; the paper normalises returns and takes a clipped
+          Huber loss.
+        - An update has 4 epochs of 4 minibatches, as `PPO` here; the paper advises one minibatch.
+        - All players share one network; the paper also trains one for each where players differ.
+
     Args:
         model: As for `PPO`; its observation is a Dict with `state`, which its `policy` does not read.
         The others: As for `PPO`.

@@ -23,6 +23,11 @@ class MARWIL(ActorCritic):
     from an `OfflineHelper`, or from the agents. With β = 0 it is `BC` beside a value. With c held at 1 (`rate` 0) and λ = 0.95 it
     is AWR, advantage-weighted regression (Peng et al. 2019). A memory begins each segment with the state that was stored.
 
+    Differences:
+        - Weights are cut off at `weight_max`, as those of AWR are; those of MARWIL are not.
+        - AWR takes many steps for its values, and then many for its policy, by SGD with momentum; here one Adam moves both at
+          once.
+
     Args:
         model: As for A2C.
         beta: β. weight_max: The largest weight of a row; 20 as published for AWR.

@@ -27,8 +27,11 @@ class EnsembleLearner(Algorithm):
     prediction is a draw from one member for each row, each being as likely, and none asked for more rows than its share, rounded
     up: what they do not agree on comes out differently each time.
 
-    An update is one step, and all members are asked; published are updates until the loss of rows that were held out no longer
-    falls, and the best five of seven.
+    Differences:
+        - An update is one step; the paper's steps go on until the loss of rows that were held out no longer falls.
+        - All members are asked; the paper asks the best five of seven.
+        - The end of an episode is learned, too; the authors' program knows when each of its environments ends.
+        - There is no weight decay, which the authors' program has.
 
     Args:
         model: Offers `each(x)`, see `parl_like.models.dynamics.EnsembleDynamics`.
@@ -79,6 +82,10 @@ class MBPO(SAC):
     the model takes the place of the environment; these rows are kept, the newest `imagined_size` of them. Of an update's rows all
     but a share `real` are then replaced by rows drawn from these. Observations and rewards are those that the transforms of the
     tasks' helpers make, so give both tasks the same, and none that gathers statistics.
+
+    Differences:
+        - `horizon` stays the same; the paper's grows in the run for some environments.
+        - A path is imagined every so many updates (`imagine_every`); the authors' program counts steps of the environment.
 
     Args:
         model: As for SAC.

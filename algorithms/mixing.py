@@ -27,6 +27,10 @@ class VDN(BDQ):
 
     The loss is squared, as published. The Huber loss of `DQN` fits a sum to medians: where no sum fits, it learns other values.
 
+    Differences:
+        - Single rows are drawn, of players without memory; the paper's players are recurrent and learn from sequences.
+        - With `double`, the default, the network chooses the next actions; without it the target copy does.
+
     Args:
         model: Offers `q(obs) -> [N, Σ nvec]`, the values of the actions of each player side by side.
         The others: As for `DQN`.
@@ -64,6 +68,11 @@ class QMIX(VDN):
 
     Its weights come from networks that read the state s of the whole team, which nobody needs to see in order to act. f can say
     that one player's action is worth more after another's, which no sum can.
+
+    Differences:
+        - Single rows are drawn, of players without memory; the paper's players are recurrent and learn from whole episodes.
+        - With `double`, the default, the network chooses the next actions; in the paper the target copy does.
+        - The optimiser is Adam; the paper's is RMSProp.
 
     Args:
         model: Offers `q` as for `VDN`, and `mix(values, obs) -> [N]`, f of the values [N, players].

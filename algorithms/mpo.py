@@ -107,9 +107,15 @@ class MPO(Algorithm):
     and π_2 with its means; KL_i = KL(π⁻ ‖ π_i). A tanh after the normal distribution changes no divergence. Every `target_period`
     updates π⁻, Q⁻ ← π, Q. Rows, rewards, ends, weights and priorities are as in `TD3`.
 
+    Differences:
+        - Targets are uncorrected returns of `n_step` steps (Hoffman et al. 2020); those of 2018a are Retrace's.
+        - Values are the least of all critics; with one critic (`critics=1`) they are the paper's.
+        - A tanh bounds actions, and their numbers are independent; the normal distributions of 2018a are unbounded, with a full
+          covariance.
+        - The multipliers' loss has log α in place of α as the factor of each bound, see `kl_penalty`.
+
     Args:
-        model: As for SAC; `head` also has `log_prob(out, act)`, `kl(out, other)` and `entropy(out)`. One critic (`critics=1`) as
-            published.
+        model: As for SAC; `head` also has `log_prob(out, act)`, `kl(out, other)` and `entropy(out)`.
         samples: K for a Box.
         epsilon_eta: ε_η, in nats. epsilon_alpha, epsilon_std: ε_1 and ε_2.
         eta, alpha: Where η and all α begin.

@@ -19,6 +19,10 @@ class MDQN(DQN):
     added term belongs to each reward, and the states between are not there. Ends, `duration`, weights, priorities, acting, target
     copy and noise are as in `DQN`.
 
+    Differences:
+        - None in the targets: they are M-DQN's, with the paper's α, temperature and floor. Loss, clipping and copies to the
+          target are those of `DQN` here.
+
     Args:
         temperature: T > 0, in the units of the values.
         alpha: α in [0, 1].

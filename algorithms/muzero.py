@@ -9,10 +9,10 @@ visits, and the root's value ν. From a row t the model is unrolled along the ac
     world model     loss_t = reward_weight · 1/K Σ_{k=1..K} l(r̂_k, r_{t+k})
     prediction      loss_t = m_0 + 1/K Σ_{k=1..K} m_k        m_k = value_weight · l(v_k, z_{t+k}) − Σ_a π_{t+k}(a) log p_k(a)
 
-l is the squared error, or the cross-entropy of a categorical encoding. At the start of each g the gradient is halved. The paper
-sums both losses in one step; here each task takes a step of its own, on rows of its own, and h and g, which they share, have
-one Adam. After the end of an episode rewards and values are 0, whatever is done, and no policy is learned. What comes after a row
-at which an episode was cut off is not known: z ends with ν of that row, and what is behind it does not count.
+l is the squared error, or the cross-entropy of a categorical encoding. At the start of each g the gradient is halved. h and g,
+which both tasks share, have one Adam. After the end of an episode rewards and values are 0, whatever is done, and no policy is
+learned. What comes after a row at which an episode was cut off is not known: z ends with ν of that row, and what is behind it
+does not count.
 """
 
 from __future__ import annotations
@@ -127,11 +127,17 @@ class MuZeroModel(_Unrolled):
     simulation of all agents is one prediction. Latent states stay on its device, in one table; agents claim rows of it
     (`Agent.claim`), and a request names its `parent`, and the `node` that it makes.
 
+    Differences:
+        - Rewards are learned in steps of their own, on rows of their own; the paper sums all losses in one step.
+        - The optimiser is Adam without weight decay; the paper has SGD with momentum, and a penalty on weights.
+        - `reward_weight` is a setting; the paper has 1.
+        - Rows are drawn again by the error of the predicted rewards; the paper goes by the value of the search.
+
     Args:
         model: A `MuZeroNet` with `reward`.
         unroll: K.
-        reward_weight: See the text of this module. The paper has 1; where rewards are rare it must be larger, for h and g take
-            steps of one size, of which the larger gradient has the larger share.
+        reward_weight: See the text of this module. Where rewards are rare it must be larger than 1, for h and g take steps of
+            one size, of which the larger gradient has the larger share.
         nodes: Rows of the table in the beginning; it doubles when a larger number is named.
         lr, max_grad_norm: Of Adam, and the norm above which gradients are scaled down; None: never.
 
@@ -215,6 +221,12 @@ class MuZeroModel(_Unrolled):
 
 class MuZero(_Unrolled):
     """Policy and value: learns f, and with it h and g of the world model, from what search has found.
+
+    Differences:
+        - Values and policies are learned in steps of their own, on rows of their own; the paper sums all losses in one step.
+        - The optimiser is Adam without weight decay; the paper has SGD with momentum, and a penalty on weights.
+        - Rows are drawn again by |v̂ − z| of the network's value; the paper's priority is that of the search's value, |ν − z|.
+        - Games have returns of `n_step` steps, too, by default 10; those of the paper's board games reach the end.
 
     Args:
         model: A `MuZeroNet` whose `world` and `prediction` are those of the world model's.

@@ -30,6 +30,11 @@ class NPG(ActorCritic):
     The two move different parameters. What both read, such as a trunk, follows the policy alone, or the values' steps would move
     it again.
 
+    Differences:
+        - F is the second derivative of the mean divergence, plus `damping`; Kakade's is the expected outer product of ∇ log π,
+          which it equals at π_old.
+        - Advantages are GAE's, normalised; Kakade has compatible values, which are fitted by the same features as the policy.
+
     Args:
         model: As for A2C, without memory; its values have parameters of their own.
         delta: δ, in nats, a number or a schedule over the updates.
@@ -132,6 +137,10 @@ class TRPO(NPG):
     The divergence of a Box of d numbers is that of their joint distribution, the sum over them. sb3-contrib (2.9) takes the mean
     over them, so its δ allows d times the divergence, and steps about √d times as long: for its steps give d · δ. With one
     number, and with Discrete actions, both are equal.
+
+    Differences:
+        - Advantages are GAE's, normalised, with learned values; the paper sums the rewards of single paths, or of vines.
+        - F is made of all rows, and `damping` is added; the paper makes it of a part of them (appendix C).
 
     Args:
         backtracks: Times that it is shortened; None: the whole step is taken, as by NPG.

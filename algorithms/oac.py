@@ -25,6 +25,9 @@ class OAC(SAC):
     other tasks that ask, get the policy itself. Losses and targets are those of `SAC`, which it is with `beta_ub` and `shift` 0;
     the least of two critics is the paper's lower bound with β_LB = −1. For actions in a Box.
 
+    Differences:
+        - None in exploring: it is proposition 7, with the published `beta_ub` and `shift`. All else is `SAC` as it is here.
+
     Args:
         model: As for `SAC`; its policy gives out `mean` and `log_std` [N, dim].
         beta_ub: β_UB; 4.66 as published.

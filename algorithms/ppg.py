@@ -25,8 +25,11 @@ class PPG(PPO):
 
         loss = ½ mean((G − V')²) + clone · mean(KL(π_old ‖ π)) + ½ mean((G − V)²)
 
-    Published networks of policy and values share nothing. What they share here, such as the trunk of ConvActorCritic, is moved by
-    the loss of the values in policy phases, too (`value_weight`), which PPG is to avoid.
+    Differences:
+        - Published networks of policy and values share nothing. What they share here, such as the trunk of ConvActorCritic, is
+          moved by the values' loss in policy phases, too, which PPG is to avoid.
+        - Policy and values learn from the same minibatches of a policy phase; the paper's E_π and E_V are both `epochs`.
+        - `entropy` is 0 by default; 0.01 is published.
 
     Args:
         model: As for PPO, without memory, and `auxiliary(obs) -> (out, value, second value)`: `MLPActorCritic(auxiliary=True)`.

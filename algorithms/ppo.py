@@ -23,6 +23,13 @@ class PPO(ActorCritic):
     ρ = π(a|s) / π_old(a|s),
     loss = −mean(min(ρ A, clip(ρ, 1 − ε, 1 + ε) A)) + value_weight · mean((G − V)²) − entropy · mean(H) + β · mean(KL(π_old ‖ π)).
 
+    Differences:
+        - Advantages are normalised in each minibatch, gradients are clipped at a norm of 0.5, and Adam's ε is 10⁻⁵; the authors'
+          program does so, and the paper does not say it.
+        - There are 4 epochs of 4 minibatches by default; the paper has 10 epochs for MuJoCo, 3 for Atari.
+        - Learning rate and `clip` stay, unless you give a schedule for the rate; the paper lowers both to 0 for Atari.
+        - `dual_clip`, `value_clip` and `target_kl` are no part of the paper, and are off by default.
+
     Args:
         clip: ε. Large (1e9) for a penalty alone.
         epochs: Passes over the unroll.

@@ -24,12 +24,16 @@ class PQN(DQN):
     growing without bounds (`MLPQ(layer_norm=True)`), which target copies do elsewhere. With λ = 0 targets are those of `DQN`
     without target copy. A row with a `duration` d is discounted by γᵈ.
 
+    Differences:
+        - The optimiser is Adam; published is RAdam.
+        - Exploration and learning rate are constants by default; the paper lowers ε, and the rate in some of its environments.
+
     Args:
         model: Offers `q(obs) -> [N, A]`.
         lam: λ.
         epochs, minibatches: As for `PPO`.
         epsilon: Default exploration, a number or a schedule over a helper's acting steps.
-        lr: Adam's learning rate (published: RAdam's), or a schedule over optimiser steps.
+        lr: Adam's learning rate, or a schedule over optimiser steps.
 
     Raises:
         ValueError: lam is not in [0, 1].

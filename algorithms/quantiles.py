@@ -23,8 +23,13 @@ class QRDQN(DQN):
 
     θ_i = θ_i(s, a) the network's quantiles at the midpoints τ_i = (i + ½) / K, θ⁻ those of the target copy, H_κ the Huber loss
     divided by κ, see `distributions.quantile_huber`; a* is the best action by the means of the network's quantiles, or without
-    `double` of the target's, as published. Priority of a row: the largest over i of |mean_j y_j − θ_i|. Acting goes by the
+    `double` of the target's. Priority of a row: the largest over i of |mean_j y_j − θ_i|. Acting goes by the
     means; that and everything else is as in `DQN`.
+
+    Differences:
+        - With `double`, the default, the network chooses a*; in the paper the target copy does.
+        - H_κ is divided by κ, as in the paper of IQN; with κ = 1 this changes nothing.
+        - Gradients are clipped at a norm of 10, and Adam's ε is 10⁻⁵; the paper clips none, and has 0.01 / 32.
 
     Args:
         model: Offers `q(obs) -> [N, A]`, the means, and `values(obs) -> [N, A, K]`, the quantiles.
@@ -71,8 +76,14 @@ class IQN(QRDQN):
 
         loss = Σ_i mean_j |τ_i − [y_j < θ_i]| · H_κ(y_j − θ_i),   θ_i = θ(s, a; τ_i),   τ_i, τ_j evenly from [0, 1).
 
-    Acting goes by the means over fixed τ, the midpoints of as many steps as the model says, where published
-    agents draw them: so an action depends on the observation alone.
+    Acting goes by the means over fixed τ, the midpoints of as many steps as the model says.
+
+    Differences:
+        - Acting goes by fixed τ, so that an action depends on the observation alone; published agents draw 32 of them for each
+          action.
+        - With `double`, the default, the network chooses a*; in the paper the target copy does.
+        - `n` and `n_target` are 8; Dopamine's settings for the paper have 64.
+        - There are no distorted, risk-sensitive policies.
 
     Args:
         model: Offers `q(obs) -> [N, A]` and `quantiles(obs, fractions [N, K]) -> [N, A, K]`.
@@ -127,11 +138,16 @@ class FQF(QRDQN):
     with the bracket, θ of the taken action, as a constant: it is ∂W₁/∂τ_i. It moves `proposal` alone. Quantile loss, targets (at
     the middles for s') and everything else are as in `QRDQN`.
 
+    Differences:
+        - `fraction_lr` is 10⁻⁵, and the optimiser Adam; published are 2.5e-9 and RMSProp.
+        - Targets stand at the fractions that the network chooses for s'; in the authors' program the target copy chooses them.
+        - With `double`, the default, the network chooses a*; in the paper the target copy does.
+
     Args:
         model: Offers `q(obs) -> [N, A]`, `quantiles(obs, fractions [N, K]) -> [N, A, K]`, `edges(obs) -> [N, K + 1]`, the
             fractions τ, and `proposal`, the module that chooses them.
         entropy: Weight of the entropy of the steps between fractions, which keeps them apart.
-        fraction_lr: Adam's learning rate of the fraction loss; published are RMSProp and 2.5e-9.
+        fraction_lr: Adam's learning rate of the fraction loss.
         The others: As for `QRDQN`.
     """
 

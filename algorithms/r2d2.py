@@ -28,9 +28,13 @@ class R2D2(DQN):
     best action by the network, or without `double` by the target.
 
     With a prioritised buffer sequences are drawn by η max_t |y_t − Q| + (1 − η) mean_t |y_t − Q|. Ends, `duration`, target copy,
-    noise and exploring are as in `DQN`; on a model that forgets everything, with n = 1 and without h, it is DQN. Sequence,
-    burn-in, n, ε and η are those of the paper, whose γ is 0.997; its sequences begin at every 40th row, its loss is the squared
-    error, its memory also reads the last action and reward.
+    noise and exploring are as in `DQN`; on a model that forgets everything, with n = 1 and without h, it is DQN.
+
+    Differences:
+        - The loss is Huber's; the paper's is the squared error.
+        - γ is 0.99; the paper's is 0.997. Sequence, burn-in, n, ε and η are the paper's.
+        - A sequence begins at any row; the paper's begin at every 40th.
+        - The memory reads observations; the paper's also reads the last action and reward.
 
     Args:
         model: Offers `q(obs, state) -> (q [N, A], state)`, also for steps in a row, obs [T, N, …] -> q [T, N, A].

@@ -30,6 +30,11 @@ class RSAC(SAC):
     The critics' loss moves the memory, the actor's does not. The target copy remembers for itself, y'⁻. Sequences, burn-in and
     their priorities are as in `R2D2`. On a model that forgets everything it is SAC.
 
+    Differences:
+        - One memory serves policy and critics, and the critics' loss alone moves it; the paper has one for each.
+        - Sequences begin with the stored memory and a burn-in, as in `R2D2`; the paper's begin with zeros.
+        - The memory reads observations; the paper's also reads the last action and reward.
+
     Args:
         model: Offers `features(obs, state) -> (y, state)`, and what `SAC` wants of a model, for y in place of observations.
         sequence, burn_in: Rows that are learned from, at least 2, and rows before them.
@@ -84,6 +89,9 @@ class RSAC(SAC):
 class RTD3(TD3):
     """TD3 whose policy and critics read a memory y of the episode; what was said of `RSAC` holds. On a model that forgets
     everything it is TD3.
+
+    Differences:
+        - Those of `RSAC`.
 
     Args:
         model: Offers `features(obs, state) -> (y, state)`, and what `TD3` wants of a model, for y in place of observations.

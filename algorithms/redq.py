@@ -27,6 +27,10 @@ class REDQ(SAC):
     Everything else is as in `SAC`, which it is with two critics, a subset of 2, `delay` 1 and `actor_min`. The published agent
     has 10 critics, and 20 updates a step (`OffPolicyHelper.updates`), in the last of which the actor learns.
 
+    Differences:
+        - The entropy that is wanted is −(numbers of an action), as in `SAC`; the authors' program has a number for each
+          environment, from MBPO.
+
     Args:
         model: As for `SAC`.
         subset: How many of the critics; where it is all of them, none are drawn.
@@ -68,6 +72,11 @@ class REDQ(SAC):
 
 class DroQ(REDQ):
     """REDQ with two critics instead of ten, which are others in each update by dropout, those of the targets, too, and have layer
-    norm behind it: `MLPActorQ(dropout=0.01, layer_norm=True)`. Without both, and with as many critics, it is REDQ."""
+    norm behind it: `MLPActorQ(dropout=0.01, layer_norm=True)`. Without both, and with as many critics, it is REDQ.
+
+    Differences:
+        - None in the losses: they are those of its algorithm 2. Dropout and layer norm come with the model, and the 20 updates of
+          a step with the helper.
+    """
 
     always_test = ()  # the targets' dropout is part of it

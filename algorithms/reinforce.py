@@ -22,9 +22,13 @@ class REINFORCE(ActorCritic):
         loss = −mean(log π(a|s) · A) − entropy · mean(H),                     A = G, normalised
         loss = … + value_weight · mean((G − V)²)                              A = G − V(s), with a baseline
 
-    For an `EpisodicHelper`, whose updates have whole episodes; the factor γᵗ of the gradient is left out, as usual. An episode
-    that a time limit has cut goes on with the value of its final observation; without a baseline there is none, and what it has
-    earned counts.
+    For an `EpisodicHelper`, whose updates have whole episodes. An episode that a time limit has cut goes on with the value of its
+    final observation; without a baseline there is none, and what it has earned counts.
+
+    Differences:
+        - The factor γᵗ of the gradient is left out, as usual.
+        - Without a baseline returns are normalised over an update; the sources do not say so.
+        - An update is one step of Adam by all its episodes, with clipped gradients; the book takes a step for each action.
 
     Args:
         model: As for A2C; without a baseline it needs no `value` and no `evaluate`, unless it has a memory.

@@ -17,8 +17,12 @@ class REM(DQN):
     """y = Σ_{k<m} γᵏ r_{t+k} + γᵐ (1 − terminated) · Σ_i α_i Q⁻_i(s', a*),   loss = huber(y − Σ_i α_i Q_i(s, a)),
 
     with α drawn anew for each update: α_i = u_i / Σ u, u uniform in [0, 1). a* is the best action by that mixture of the
-    network's values, or without `double`, as published, of the target's. Acting goes by the even mixture. Ends, `duration`,
+    network's values, or without `double` of the target's. Acting goes by the even mixture. Ends, `duration`,
     weights, priorities, target copy and noise are as in `DQN`; with one head it is DQN.
+
+    Differences:
+        - With `double`, the default, the network chooses a*; in the paper the target copy does.
+        - The paper is about fixed data; here rows may also come from agents, as in `DQN`.
 
     Args:
         model: Offers `q(obs) -> [N, A]`, the means, and `values(obs) -> [N, A, heads]`.

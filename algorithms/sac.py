@@ -46,6 +46,12 @@ class SAC(Algorithm):
     action has an entropy, a temperature and a target of its own, α log π = Σ_k α_k log π_k, as a sum of nats of choices and of
     numbers would be ruled by the larger part. Rows, rewards, ends, weights and priorities are as in `TD3`.
 
+    Differences:
+        - It is the algorithm of 2018b; that of 2018a has a network of state values besides, and no learned temperature.
+        - The temperature's loss is a product with log α, as in the authors' program; the paper's is one with α.
+        - The critics' loss lacks the papers' factor ½.
+        - A structured action has a temperature for each of its arrays; the papers have one kind of action at a time.
+
     Args:
         model: Offers `policy(obs) -> outputs` and `head`: for a Box with `head.draw(outputs, noise) -> (act, log π [N])`, for
             Discrete with `head.log_probs(outputs) -> [N, A]`; `q(obs, act) -> [critics, N]`, for Discrete `q(obs) -> [critics, N,

@@ -18,8 +18,10 @@ class TD3BC(TD3):
     actor loss = −λ · mean Q_1(s, π(s)) + bc · mean (π(s) − a)²,   λ = alpha / mean |Q_1(s, π(s))|, a constant,
 
     so that both terms have one size whatever the rewards are. With `bc` 0, where λ is 1, it is TD3. Critics, targets, weights and
-    priorities are as there. Published: observations normalised to mean 0 and standard deviation 1 over the data, which is left
-    to the data here.
+    priorities are as there.
+
+    Differences:
+        - Observations are as the data have them; the paper normalises them to mean 0 and standard deviation 1 over the data.
 
     Args:
         model: As for `TD3`.

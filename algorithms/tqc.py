@@ -28,7 +28,11 @@ class TQC(SAC):
     actor loss = mean [α log π(a|s) − mean_ci θ_ci(s, a)],   a ~ π(s),
 
     with τ_i = (i + ½) / K and H_κ as in `QRDQN`. Priority of a row: the largest of |mean_j y_j − θ_ci|. Everything else is as in
-    `SAC`, for actions in a Box. Published: 5 critics of 25 quantiles, of which 2 are dropped.
+    `SAC`, for actions in a Box.
+
+    Differences:
+        - None in targets and losses: they are those of its algorithm 1. The published 5 critics of 25 quantiles, 2 of each
+          dropped, are settings.
 
     Args:
         model: As for `SAC`, and it offers `values(obs, act) -> [critics, N, K]`, the quantiles, with `q` their means.
@@ -92,7 +96,10 @@ class TQC(SAC):
 
 class QRSAC(TQC):
     """TQC whose targets are all quantiles of that one critic whose mean θ⁻(s', a') is least, and whose actor goes by the least
-    mean, as in `SAC`. Published: 2 critics of 32 quantiles, `n_step` 7.
+    mean, as in `SAC`.
+
+    Differences:
+        - `n_step` is 1 by default; the published agent has 7. Its 2 critics of 32 quantiles are settings of the model.
 
     Args:
         The others: As for `TQC`.

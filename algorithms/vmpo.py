@@ -25,8 +25,13 @@ class VMPO(ActorCritic):
     dual loss = η ε_η + η log mean_half exp(A / η) + Σ_i α_i (ε_i − mean(KL_i)), A from GAE, G = A + V.
 
     KL_1 = KL(π_old ‖ π) for discrete actions; for normal distributions KL_1 is the part of the means, KL_2 that of the standard
-    deviations. π_old is the policy at the beginning of the update: a minibatch is what the paper calls a batch, and an update,
-    one pass in the paper, is the life of its target network.
+    deviations. π_old is the policy at the beginning of the update.
+
+    Differences:
+        - Advantages are GAE's; the paper has n-step returns (`lam=1`).
+        - A minibatch is what the paper calls a batch, and an update, one pass in the paper, is the life of its target network.
+        - The multipliers' loss has log α in place of α as the factor of each bound, see `mpo.kl_penalty`.
+        - Values are not rescaled; the paper's agents of many tasks have PopArt.
 
     Args:
         model: As for A2C; its head has `kl`.
@@ -34,7 +39,7 @@ class VMPO(ActorCritic):
         eta, alpha: Where η and all α begin; for discrete actions 1 and 5 as published.
         dual_lr: Adam's rate of their logarithms.
         epochs, minibatches: As for PPO. normalize: Off, for η is in the units of the advantages.
-        The rest: see `ActorCritic`; the paper has n-step returns (`lam=1`).
+        The rest: see `ActorCritic`.
     """
 
     compares = True

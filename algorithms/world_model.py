@@ -131,6 +131,12 @@ class WorldModel(Algorithm):
     Planning. `predict` takes requests (`ThinkerNet.inputs`) of many agents, mixed. Hidden states stay on the device, in one
     table; agents claim rows of it (`Agent.claim`), and a request names its `parent` and the `node` that it makes.
 
+    Differences:
+        - `generation=2`, the default, has the targets of version 1.2 of the authors' program; generation 1 has those of version
+          1.1, the paper's.
+        - The learning rate stays unless `total_steps` is given; the published one falls to 0 over the run. All settings are
+          beside the published ones in docs/thinker-published.md.
+
     Args:
         model: A `ThinkerNet`.
         unroll: k (model_unroll_len). return_n: n (model_return_n). gamma: γ (discounting).

@@ -129,6 +129,11 @@ class SearchTree:
         found = tree.run(50, evaluate)          # or select() and expand(), as often as you like
         found.visits
 
+    Differences:
+        - N(s) counts the node's own evaluation; the papers' formula has Σ_b N(s, b), which is one less.
+        - New nodes are judged by whoever searches; the paper of UCT plays on at random from them.
+        - One simulation at a time goes through a tree; the program of Silver et al. has several, kept apart by virtual losses.
+
     Args:
         n: Trees.
         n_actions: A, actions of each state, 0 to A − 1.

@@ -68,6 +68,9 @@ class Bandit(Algorithm):
 class EpsilonGreedyBandit(Bandit):
     """The best arm by its mean reward, or with probability ε any (2.2).
 
+    Differences:
+        - None: with the prior 0 and `lr` 1 it is the book's simple bandit algorithm (2.4).
+
     Args:
         epsilon: ε, a number or a schedule over the acts of one agent.
         The others: As for `Bandit`.
@@ -87,6 +90,9 @@ class EpsilonGreedyBandit(Bandit):
 
 class UCBBandit(Bandit):
     """The arm with the largest Q(s, a) + c · √(ln t / n(s, a)) (Auer et al. 2002; 2.7), t pulls of the machine, n of the arm.
+
+    Differences:
+        - c is 2, as in the book's figure 2.4; UCB1 of Auer et al. has √2, for rewards in [0, 1].
 
     Args:
         c: Weight of the bonus.
@@ -112,6 +118,9 @@ class ThompsonBandit(Bandit):
     """The arm with the largest value drawn from its posterior (Thompson 1933), of normal rewards of a known deviation σ.
 
         mean of arm a ~ N(n Q / (n + σ²/τ²),  σ² / (n + σ²/τ²)),   N(0, τ²) before the first pull
+
+    Differences:
+        - Rewards are normal and their deviation is known; Thompson's are successes and failures of two treatments.
 
     Args:
         noise: σ, the standard deviation of rewards.
@@ -151,6 +160,9 @@ class GradientBandit(Bandit):
         H(s, b) ← H(s, b) + α · (r − r̄) · (1[b = a] − π(b|s)),   π = softmax H(s, ·),   r̄ the mean reward of s so far
 
     `model.table` is H.
+
+    Differences:
+        - None: it is equation 2.12 of the book, with r̄ of the rewards before this one.
 
     Args:
         lr: α, a number or a schedule over the updates.

@@ -24,6 +24,10 @@ class LearningProgress(Bandit):
     Levels that are learned, or are forgotten, change their score. Levels that are too easy or too hard do not. All are 0 in the
     beginning, and equals are drawn evenly.
 
+    Differences:
+        - None: it is the paper's Online algorithm, with an ε-greedy choice. Its other three, Naive, Window and Sampling, are not
+          here.
+
     Args:
         model: With `q(obs)`, the array `table` [S, A], `add` and `keep`, such as `QTable` without a prior. S is 1, A the levels.
         lr: α.

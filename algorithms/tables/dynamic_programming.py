@@ -62,6 +62,9 @@ def model_of(env: Any) -> FiniteModel:
     these, `P[state][action]`: a list of (probability, next state, reward, terminated). Episodes begin as `initial_state_distrib`
     [S] says, or in state 0. Limits of wrappers, such as FrozenLake's 100 steps, are not part of it.
 
+    Differences:
+        - None: it reads what an environment says of itself, and no paper is behind it.
+
     Raises:
         TypeError: it has no such table. ValueError: it is larger than `parl_like.values.limits` allows.
     """
@@ -88,6 +91,9 @@ def model_of(env: Any) -> FiniteModel:
 
 def policy_evaluation(env: Any, policy: Any = None, gamma: float = 1.0) -> Array:
     """Exact values of a policy, by its linear equations.
+
+    Differences:
+        - The equations are solved at once; the book (4.1) sweeps over the states until their values settle.
 
     Args:
         env: Whatever `model_of` knows.
@@ -121,6 +127,10 @@ def value_iteration(env: Any, gamma: float = 0.99, *, tolerance: float = 1e-14, 
     Below 1 the values are then wrong by γ / (1 − γ) times that at most. With gamma 1 it begins at 0, and is right where every
     policy ends, or all rewards have the same sign.
 
+    Differences:
+        - A sweep changes all values at once; the book's program (4.4) changes them one after the other.
+        - It ends by the largest change relative to the largest value; the book's bound is absolute.
+
     Raises:
         ArithmeticError: not within `max_sweeps`, as where values grow without a bound.
     """
@@ -139,6 +149,10 @@ def value_iteration(env: Any, gamma: float = 0.99, *, tolerance: float = 1e-14, 
 
 def policy_iteration(env: Any, gamma: float = 0.99) -> Optimum:
     """Best policy by evaluating a policy and improving it, until nothing improves; exact up to rounding.
+
+    Differences:
+        - Policies are evaluated by their equations, as Howard's are; the book's program (4.3) sweeps.
+        - An action gives way only to one that is better by more than rounding; the book's program may swap equal ones for ever.
 
     Args:
         gamma: Below 1: without a discount a policy that never ends has no value, and the first one may be such.

@@ -47,6 +47,10 @@ class MonteCarlo(QLearning):
     for an `EpisodicHelper`. Of a table with the prior 0 and α = 1 values are the means of all returns. An episode that was cut
     goes on with the mean value of the policy that explores.
 
+    Differences:
+        - None where episodes end: with the prior 0 and `lr` 1 it is the book's on-policy first-visit control (5.4). The book has
+          no episodes that are cut.
+
     Args:
         lr: α.
         first_visit: Whether only the first visit of a pair in each episode counts; else every one.
@@ -82,6 +86,10 @@ class MonteCarloPrediction(ValuePrediction):
         V(s) ← V(s) + α · ρ / C(s) · (G − V(s)),   C(s) = Σ ρ of all visits of s         weighted importance sampling
 
     With α = 1 and the prior 0 the first two are means over all visits; weighted they are with any prior.
+
+    Differences:
+        - None where episodes end: it is the book's 5.1, and 5.5 with a target. What follows an episode that was cut is worth V of
+          its last state; the book has none.
 
     Args:
         lr: α.

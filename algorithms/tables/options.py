@@ -22,9 +22,16 @@ class OptionCritic(Algorithm):
         θ ← θ + α_π · ∇ log π_ω(a|s) · T · (Q_U(s, ω, a) − Q(s, ω))                              π_ω = softmax(θ_ω(s, ·) / T)
         ϑ ← ϑ − α_β · ∇ β_ω(s') · (Q(s', ω) − max Q(s', ·) + ξ)                                  β_ω = σ(ϑ_ω)
 
-    ξ is the deliberation cost: to end an option has to be worth that much. α_π has the T in it that the gradient brings, as in
-    the authors' programs. With one option there is nothing to choose and to end: it is an actor-critic. With β = 1 it is
-    Q-learning among options. Agents follow options by `parl_like.robots.options.OptionAgent`.
+    ξ is the deliberation cost: to end an option has to be worth that much. With one option there is nothing to choose and to end:
+    it is an actor-critic. With β = 1 it is Q-learning among options. Agents follow options by
+    `parl_like.robots.options.OptionAgent`.
+
+    Differences:
+        - Q(s, ω) has a table of its own, with the targets of Q_U, as in the authors' program; in the paper it is the mean of Q_U
+          over π_ω.
+        - The gradient of θ has Q(s, ω) as a baseline; that of the paper's theorem has Q_U alone.
+        - α_π has the T in it that the gradient brings, as in the authors' programs.
+        - What ends an option is its distance from the best one; the paper's is that from the mean over options.
 
     Args:
         model: With the arrays of `OptionTable`.

@@ -19,6 +19,10 @@ class DynaQ(QLearning):
     The model of the world is what followed each pair of state and action the last time: `model.reward`, `model.after` and
     `model.ended` [S, A], where `model.seen` is 1. Pairs are drawn uniformly. With no planning steps it is Q-learning.
 
+    Differences:
+        - None: it is the book's tabular Dyna-Q, whose model is the last outcome of each pair. Sutton's bonus for pairs that were
+          not tried for long (Dyna-Q+) is not here.
+
     Args:
         planning_steps: Remembered steps that each row is followed by.
         The others: As for `QLearning`.
@@ -66,6 +70,11 @@ class PrioritizedSweeping(DynaQ):
 
     The pair with the largest error comes first, and then the pairs that led to its state, if their errors are above `threshold`;
     up to `planning_steps` pairs after each row. `model.priority` [S, A] is the size of the errors that wait.
+
+    Differences:
+        - Each real step is learned from at once, before the pairs that wait; the book puts it among these.
+        - A pair that waits gets the size of its newest error, also a smaller one; the book says nothing of it.
+        - The model is the last outcome of a pair, as in the book; that of Moore and Atkeson has probabilities.
 
     Args:
         threshold: θ, at least 0: smaller errors do not wait.

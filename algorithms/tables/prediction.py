@@ -148,6 +148,9 @@ class TD(ValuePrediction):
     λ = 0 is TD(0). With `offline` nothing is moved before an episode ends: then it is the λ-return algorithm, the forward view,
     and with λ = 1 Monte Carlo of every visit.
 
+    Differences:
+        - None: with a table it is the book's TD(λ) (12.2), by default with accumulating traces and λ = 0.
+
     Args:
         lam: λ, 0 to 1.
         trace: "accumulating", "replacing" or "dutch", which is the online λ-return algorithm.
@@ -199,6 +202,9 @@ class NStepTD(ValuePrediction):
     """TD of n steps (Sutton & Barto 2018, 7.1); with n = 1 it is TD(0).
 
         V(s_t) ← V(s_t) + α · (r_{t+1} + γ r_{t+2} + … + γⁿ · V(s_{t+n}) − V(s_t))          fewer steps at an end
+
+    Differences:
+        - None: it is the book's algorithm (7.1). Where a time limit cuts an episode, the value of the last state follows.
 
     Args:
         n: Steps.

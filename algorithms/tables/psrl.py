@@ -30,6 +30,12 @@ class PSRL(Algorithm):
     One agent acts, in one environment: with several all would share the table, and the end of any episode would draw a new world
     in the middle of the others'. More are refused.
 
+    Differences:
+        - Worlds are discounted; the paper's have episodes of a fixed length, and policies that depend on the time in them.
+        - A long episode gets a new world every `every` rows; the paper draws one for each episode.
+        - The deviation σ of rewards is given; the paper's prior learns it, too.
+        - Tests follow the policy of the mean world; the paper has no tests.
+
     Args:
         model: With `table` [S, A] and `keep`, such as `QTable` without a prior.
         gamma: γ of the worlds, 0 to below 1.

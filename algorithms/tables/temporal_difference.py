@@ -29,6 +29,10 @@ class QLearning(Algorithm):
 
     From each step at once with `OnlineHelper`, or from rows of a buffer: then all targets are those before the update.
 
+    Differences:
+        - None: from each step at once it is the book's algorithm (6.5). Rows of a buffer, and targets of many rows at a time, are
+          additions.
+
     Args:
         model: With `q(obs)` and the array `table` [S, A], such as `QTable`.
         lr: α, a number or a schedule over the updates.
@@ -111,6 +115,9 @@ class SARSA(QLearning):
 
     With `OnlineHelper` a' is the agent's own next action, chosen before Q(s, a) changes. A row of a buffer of which it is not
     known (a time limit, the newest) teaches nothing. The arguments are those of `QLearning`.
+
+    Differences:
+        - None: from each step at once it is the book's algorithm (6.4). Rows of a buffer are an addition.
     """
 
     window = Window(fields=("next_act",))
@@ -128,6 +135,9 @@ class ExpectedSARSA(QLearning):
         Q(s, a) ← Q(s, a) + α · (r + γ · Σ_b π(b|s') Q(s', b) − Q(s, a)),   π ε-greedy: ε · mean + (1 − ε) · max
 
     With ε = 0 it is Q-learning. The arguments are those of `QLearning`.
+
+    Differences:
+        - None: it is the book's equation 6.9 with an ε-greedy policy.
     """
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 0.1, gamma: float = 0.99,
@@ -149,6 +159,9 @@ class DoubleQLearning(QLearning):
     So a value is not too large because it was chosen for being large. Agents act by the mean of both. `model.table` is Q1,
     `model.second` Q2. With equal tables the error is that of Q-learning. The arguments are those of `QLearning`; the table has no
     prior.
+
+    Differences:
+        - None: it is the book's algorithm (6.7). The mean of both tables chooses as their sum does there.
     """
 
     def __init__(self, model: Model | Callable[[], Model], *, lr: float | Schedule = 0.1, gamma: float = 0.99,

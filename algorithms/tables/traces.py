@@ -22,6 +22,9 @@ class SARSALambda(QLearning):
 
     λ = 0 is SARSA. Where the next action is not known (a row of a batch at a cut) the row teaches nothing, and the trace ends.
 
+    Differences:
+        - Traces replace by default (`trace`); those of Rummery and Niranjan accumulate.
+
     Args:
         lam: λ, 0 to 1.
         trace: "replacing", "accumulating" or "dutch", which is true online SARSA(λ).
@@ -70,6 +73,9 @@ class QLambda(SARSALambda):
 
     λ = 0 is Q-learning. The arguments are those of `SARSALambda`.
 
+    Differences:
+        - Traces replace by default (`trace`), which came later than the thesis (Singh and Sutton 1996).
+
     Raises:
         ValueError: trace is "dutch".
     """
@@ -98,6 +104,10 @@ class NStepQ(QLearning):
 
     value is "sarsa": Q(s_{t+n}, a_{t+n}), "expected": the mean over the policy that explores, or "max". The rewards between are
     those of the policy that explored, which "max" does not correct.
+
+    Differences:
+        - None for "sarsa" and "expected", which are the book's. "max" leaves out the corrections for random actions that the
+          book's 7.3 and 7.5 have.
 
     Args:
         n: Steps.
