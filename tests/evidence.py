@@ -6,6 +6,7 @@ import ast
 import functools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from parl_like.lab.reports.marks import Mark
 from parl_like.lab.yaml_text import load_yaml_file
@@ -26,12 +27,14 @@ HEAD = """## What shows that they are right
 - *peer*: another library has trained the same, see [benchmarks](benchmarks.md) and
   [offline](recipes/offline.md#beside-other-libraries), or gives the same numbers in a test.
 
-[evidence.yaml](evidence.yaml) names the tests and the rows.
+[evidence.yaml](evidence.yaml) names the tests and the rows, and figures that others have published for the same environments.
+These were not run here, and are measured otherwise: RL Zoo evaluates one trained agent, CleanRL and SLM-Lab have means of
+three and four runs.
 """
 
 
-def load() -> dict[str, dict[str, str]]:
-    """Return name → kind → a test, `file::name`, or a row of a page, `file: text`."""
+def load() -> dict[str, dict[str, Any]]:
+    """Return name → kind → a test, `file::name`, or a row of a page, `file: text`; and `published`, a list of figures."""
     return load_yaml_file(FILE)
 
 
@@ -64,11 +67,16 @@ def row(name: str, groups: Sequence[Sequence[Mark]]) -> str:
     return f"| {name} | {lights[0]} | {lights[1]} | {of_marks(groups)} | {lights[2]} |"
 
 
-def peer(name: str) -> str:
-    """Return the peer beside a member, in Markdown of a page of docs/; empty: there is none."""
-    where = load()[name].get("peer", "")
+def beside(name: str) -> str:
+    """Return the peer of a member and what others have published, or that there is neither, in Markdown of a page of docs/."""
+    known = load()[name]
+    where, figures = known.get("peer", ""), known.get("published", [])
     page, _, row = where.partition(": ")
-    return f"[{row}]({page.removeprefix('docs/')})" if row else f"`{where}`" if where else ""
+    peer = f"[{row}]({page.removeprefix('docs/')})" if row else f"`{where}`" if where else ""
+    said = [f"Beside it: {peer}."] * bool(peer)
+    said += ["\n".join(["Published by others, not run here:", "", *(f"- {one}" for one in figures)])] * bool(figures)
+    nothing = "Beside it: nothing. No other library was run on its task here, and we know of no published figure for that."
+    return "\n\n".join(said) or nothing
 
 
 def dots(text: str) -> str:

@@ -86,11 +86,11 @@ def algorithm_pages() -> dict[str, str]:
         for one in there:
             name = one.__name__
             light = [evidence.COLUMNS, evidence.row(name, groups[name])] if name in groups else []
-            takes, beside = algorithm_page.takes(one), evidence.peer(name) if name in groups else ""
+            takes, beside = algorithm_page.takes(one), evidence.beside(name) if name in groups else ""
             every = "[all of them](start/which-algorithm.md#which-algorithm-takes-what)"
             parts = [f"# {name}",
                      f"{algorithm_page.first_sentence(file)}. Source: [algorithms/{file}.py](../algorithms/{file}.py).",
-                     "\n".join(light), f"Beside it: {beside}." if beside else "",
+                     "\n".join(light), beside,
                      f"Takes, with networks of ours: {takes} ({every})." if takes else "",
                      *algorithm_page.about(one, trained)[:-1], shown(one)]
             if commands := algorithm_page.commands(one):
