@@ -86,6 +86,7 @@ class MBPO(SAC):
     Differences:
         - `horizon` stays the same; the paper's grows in the run for some environments.
         - A path is imagined every so many updates (`imagine_every`); the authors' program counts steps of the environment.
+        - The entropy that is wanted is that of `SAC`; the authors' program has a number for each environment.
 
     Args:
         model: As for SAC.

@@ -29,6 +29,8 @@ class PPG(PPO):
         - Published networks of policy and values share nothing. What they share here, such as the trunk of ConvActorCritic, is
           moved by the values' loss in policy phases, too, which PPG is to avoid.
         - Policy and values learn from the same minibatches of a policy phase; the paper's E_π and E_V are both `epochs`.
+        - Advantages are normalised in each minibatch, and gradients are clipped; the authors' program normalises over an update,
+          its rewards too, and clips nothing.
         - `entropy` is 0 by default; 0.01 is published.
 
     Args:

@@ -29,7 +29,7 @@ class QRDQN(DQN):
     Differences:
         - With `double`, the default, the network chooses a*; in the paper the target copy does.
         - H_κ is divided by κ, as in the paper of IQN; with κ = 1 this changes nothing.
-        - Gradients are clipped at a norm of 10, and Adam's ε is 10⁻⁵; the paper clips none, and has 0.01 / 32.
+        - Gradients are clipped at a norm of 10, and Adam's ε is 10⁻⁵; the paper names no clipping, and has 0.01 / 32.
 
     Args:
         model: Offers `q(obs) -> [N, A]`, the means, and `values(obs) -> [N, A, K]`, the quantiles.
