@@ -18,6 +18,7 @@ class Multitask(gym.Env[Any, Any]):
 
     With `choose="progress"` the environment is its own curriculum: the chance of a task is its learning progress, the distance
     between a fast and a slow running mean of its returns; a share of the episodes, and all before each was played, are even.
+    What it has counted outlives a `reset(seed=…)`, which else says all episodes after it.
 
     Args:
         makers: What make the environments.
@@ -47,6 +48,8 @@ class Multitask(gym.Env[Any, Any]):
         self.weights = np.ones(n) / n if isinstance(choose, str) else given / given.sum()
         self.observation_space = gym.spaces.Dict({"obs": obs, "task": gym.spaces.Discrete(n)}) if shows_task else obs
         self.task, self.total = 0, 0.0
+        self.seeded: set[int] = set()
+        """Tasks whose environments have had a seed since the last one of their own."""
         self.means, self.counts = np.zeros((2, n)), np.zeros(n, np.int64)
 
     def chances(self) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -65,7 +68,10 @@ class Multitask(gym.Env[Any, Any]):
             raise ValueError(f"Multitask: task is {task!r}; expected one of 0 to {len(self.envs) - 1}")
         self.task = int(task)
         self.total = 0.0
-        below = None if seed is None and self.counts[self.task] else int(self.np_random.integers(2**31))
+        if seed is not None:
+            self.seeded.clear()
+        below = None if self.task in self.seeded else int(self.np_random.integers(2**31))
+        self.seeded.add(self.task)
         obs, info = self.envs[self.task].reset(seed=below, options=given or None)
         return self._seen(obs), {**info, "task": self.task}
 
@@ -84,7 +90,7 @@ class Multitask(gym.Env[Any, Any]):
 
     def clone_state(self) -> dict[str, Any]:
         """Return the state of the environment that is played, of the others, and of the curriculum."""
-        played = [None if not self.counts[i] and i != self.task else clone_state(env) for i, env in enumerate(self.envs)]
+        played = [clone_state(env) if i in self.seeded else None for i, env in enumerate(self.envs)]
         return {"envs": played, "task": self.task, "total": self.total, "means": self.means.copy(), "counts": self.counts.copy(),
                 "rng": self.np_random.bit_generator.state}
 
@@ -95,6 +101,7 @@ class Multitask(gym.Env[Any, Any]):
         for env, part in zip(self.envs, state["envs"], strict=True):
             if part is not None:
                 restore_state(env, part)
+        self.seeded = {i for i, part in enumerate(state["envs"]) if part is not None}
         self.task, self.total = int(state["task"]), float(state["total"])
         self.means, self.counts = np.array(state["means"]), np.array(state["counts"])
         self.np_random.bit_generator.state = state["rng"]

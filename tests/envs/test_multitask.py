@@ -85,6 +85,27 @@ def test_a_state_goes_on_as_before(choose):
     assert go_on(two, 150) == expected
 
 
+@pytest.mark.parametrize("choose", ["even", [0.2, 0.3, 0.5]])
+def test_a_seed_says_all_episodes_after_it_whatever_was_played_before(choose):
+    def seen(env):
+        found = []
+        for i in range(12):
+            obs, info = env.reset(seed=5 if i == 0 else None)
+            found.append((obs["obs"].tolist(), info["task"]))
+            for j in range(3 + 4 * info["task"]):
+                if env.step(j % 2)[2]:
+                    break
+        return found
+
+    env = Multitask([lambda: gym.make("CartPole-v1")] * 3, choose)
+    once = seen(env)
+    for _ in range(40):
+        env.reset()
+        while not any(env.step(1)[2:4]):
+            pass
+    assert seen(env) == once
+
+
 def test_a_robot_learns_in_it():
     with Robot.of("PPO", lambda: Multitask([lambda: gym.make("CartPole-v1")] * 2), n_agents=2, unroll=16, epochs=1,
                   minibatches=1) as robot:
