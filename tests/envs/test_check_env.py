@@ -45,7 +45,7 @@ from parl_like.envs.wrappers import (
     SomeActions,
     TruncatedAsTerminated,
 )
-from parl_like.lab.probes.env import check_gymnasium
+from parl_like.lab.probes.env import EnvProbe, alike, check_gymnasium
 
 
 class Drift(gym.Env):
@@ -170,6 +170,8 @@ CASES = {
     DeepSea: [lambda: DeepSea(), lambda: DeepSea(4)],
     MinAtar: [lambda: MinAtar(), lambda: MinAtar("freeway", sticky=0.0, ramping=False)],
 }  # fmt: skip
+COUNTS = {NormalizeObservation, FourRooms}
+"""What they have counted decides what comes, too: statistics, and steps until the goal moves."""
 NEEDS = {Atari: "ale_py", DoorKey: "minigrid", GridCells: "minigrid", GridView: "minigrid", AECPlayer: "pettingzoo",
          Joint: "pettingzoo", MinAtar: "minatar"}
 
@@ -180,6 +182,19 @@ def test_gymnasiums_own_checker(kind, i):
     env = CASES[kind][i]()
     check_gymnasium(env, skip_render=env.spec is not None)  # gymnasium's own need pygame
     env.close()
+
+
+@pytest.mark.parametrize("kind, i", [(kind, i) for kind in CASES if kind not in COUNTS for i in range(len(CASES[kind]))])
+def test_a_seed_says_all_that_follows_whatever_was_played_before(kind, i):
+    if kind in NEEDS and find_spec(NEEDS[kind]) is None:
+        pytest.skip(f"{NEEDS[kind]} is not installed")
+    probe = EnvProbe(CASES[kind][i], 40)
+    fresh, used = CASES[kind][i](), CASES[kind][i]()
+    expected = probe.played(fresh, 40)
+    probe.played(used, 55, seed=8)
+    assert all(map(alike, probe.played(used, 40), expected))
+    fresh.close()
+    used.close()
 
 
 def test_none_is_missing():
