@@ -13,11 +13,13 @@ import inspect
 import json
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from time import process_time
 from typing import Any, NamedTuple
 
 import msgspec
+import numpy as np
 
 from parl_like.algorithms.games import (
     CFR,
@@ -32,6 +34,7 @@ from parl_like.algorithms.games import (
 )
 from parl_like.data.storage.tree_encoding import versions
 from parl_like.envs.games import Game, Kuhn, Leduc
+from parl_like.lab import doctor
 from parl_like.lab.reports import marks
 from parl_like.lab.runs.rundir import PACKAGES, git_state
 
@@ -77,15 +80,21 @@ def measure(name: str, seed: int, code: str) -> marks.Mark:
     row = ROWS[name]
     game, begin = row.game(), process_time()
     one: Any = row.solver(game, **({"seed": seed} if draws(row.solver) else {}))
-    one.learn(row.iterations)
-    policy = one.average_policy()
-    spent, left = process_time() - begin, nash_conv(game, policy)
+    spent, curve = process_time() - begin, []
+    points = np.unique(np.geomspace(1, row.iterations, marks.CURVE).round().astype(int))
+    for before, after in pairwise([0, *points.tolist()]):
+        begin = process_time()
+        one.learn(after - before)
+        policy = one.average_policy()
+        spent += process_time() - begin
+        left = nash_conv(game, policy)
+        curve.append((after, round(spent, 2), -left))
     value = float(expected_returns(game, policy)[0])
     return marks.Mark(
         experiment=name, seed=seed, differs={}, env_steps=row.iterations, score=-left,
         evaluation={"nash_conv": left, "return of player 0": value, "score": -left}, expect={"score": (-row.most, None)},
         solved=left <= row.most, seconds=round(spent, 1), configuration=configuration(name), code=code,
-        versions=versions(*PACKAGES), git=git_state())
+        versions=versions(*PACKAGES), git=git_state(), machine=doctor.processor_and_cores(), curve=curve)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -97,7 +97,7 @@ def algorithm_pages() -> dict[str, str]:
                 parts.append("```bash\n" + "\n".join(commands) + "\n```")
             if script := algorithm_page.script(one):
                 parts.append(f"```python\n{script}\n```")
-            parts += [f"![Curves of `{named}`: {len(seen)} seeds](curves/{named}.svg)" for named, seen in curves_of(one).items()]
+            parts += [f"![Curves of `{named}`: {of_seeds(seen)}](curves/{named}.svg)" for named, seen in curves_of(one).items()]
             parts.append(differs(one))
             if family := algorithm_page.family(file):
                 parts.append("## What its family has in common\n\n" + as_block(family))
@@ -107,8 +107,15 @@ def algorithm_pages() -> dict[str, str]:
 
 @functools.cache
 def with_curves() -> dict[str, list[Mark]]:
-    """Return experiment → its marks, where there are curves to draw."""
-    return {name: seen for name, seen in algorithm_page.scores().items() if any(len(mark.curve) > 1 for mark in seen)}
+    """Return experiment → those of its marks that have a curve to draw, where there are any."""
+    drawn = {name: [mark for mark in seen if len(mark.curve) > 1] for name, seen in algorithm_page.scores().items()}
+    return {name: seen for name, seen in drawn.items() if seen}
+
+
+def of_seeds(seen: Sequence[Mark]) -> str:
+    """Return whose curves are drawn, in words."""
+    seeds = ", ".join(str(mark.seed) for mark in seen)
+    return f"seed{'s' * (len(seen) > 1)} {seeds}"
 
 
 def curves_of(one: Any) -> dict[str, list[Mark]]:
@@ -283,7 +290,7 @@ def lay_out(stage: Path) -> None:
     for name, seen in with_curves().items():
         picture = stage / "docs" / "algorithms" / "curves" / f"{name}.svg"
         picture.parent.mkdir(exist_ok=True)
-        picture.write_text(curves.svg(f"{name}, {len(seen)} seeds", seen), encoding="utf-8")
+        picture.write_text(curves.svg(f"{name}, {of_seeds(seen)}", seen), encoding="utf-8")
 
 
 def build(folder: Path) -> int:

@@ -124,10 +124,17 @@ def test_seconds_to_the_mark_are_those_of_the_first_point_there():
 
 def test_a_curve_is_drawn_in_its_frame_with_a_line_for_each_seed():
     class Mark:
-        expect = {"mean_return": (475.0, None)}
+        expect, evaluation = {"mean_return": (475.0, None)}, {"score": 500.0}
         curve = [(0, 0.5, 20.0), (1000, 2.5, 500.0)]
 
+    class OfASolver(Mark):
+        expect, evaluation = {"score": (-0.1, None)}, {"nash_conv": 0.05}
+        curve = [(1, 0.0, -0.9), (300, 0.1, -0.05)]
+
+    drawn = curves.svg("kuhn", [OfASolver])
+    assert "300 iterations" in drawn and "stroke-dasharray" in drawn
     drawn = curves.svg("a < b", [Mark, Mark])
+    assert "1,000 steps" in drawn
     assert drawn.count("<polyline") == 2 and "a &lt; b" in drawn and "stroke-dasharray" in drawn
     assert f'points="{curves.LEFT:.1f},{curves.HEIGHT - curves.BELOW:.1f} {curves.WIDTH - 10:.1f},10.0"' in drawn
     Mark.curve = []
