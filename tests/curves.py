@@ -20,6 +20,7 @@ def svg(title: str, marks: Sequence[Mark]) -> str:
     if not lines:
         raise ValueError(f"{title}: no curve of two points")
     solver = "nash_conv" in marks[0].evaluation
+    unit = "iterations" if solver else "steps"
     mean_return = "mean_return" in marks[0].expect and lines[0][0][1] > 0
     least = marks[0].expect["score" if solver else "mean_return"][0] if solver or mean_return else None
     values = [value for line in lines for _, _, value in line] + [least] * (least is not None)
@@ -38,7 +39,7 @@ def svg(title: str, marks: Sequence[Mark]) -> str:
         drawn.append(f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.5"/>')
     ends = (high, 16), (low, HEIGHT - BELOW)
     up = [f'<text x="{LEFT - 6}" y="{y}" text-anchor="end">{value:.4g}</text>' for value, y in ends]
-    across = f'<text x="{WIDTH - 10}" y="{HEIGHT - BELOW + 16}" text-anchor="end">{last:,} {"iterations" if solver else "steps"}</text>'
+    across = f'<text x="{WIDTH - 10}" y="{HEIGHT - BELOW + 16}" text-anchor="end">{last:,} {unit}</text>'
     name = f'<text x="{LEFT}" y="{HEIGHT - 8}">{escape(title)}</text>'
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">'
             f"<title>{escape(title)}</title><style>{STYLE}</style>{''.join([*drawn, *up, across, name])}</svg>\n")
