@@ -77,6 +77,7 @@ def toctree(pages: list[str], caption: str = "", hidden: bool = False) -> str:
 
 
 @functools.cache
+@functools.cache
 def algorithm_pages() -> dict[str, str]:
     """Return class → its page: what shows that it is right, what it takes, its experiments and scores, its docstring, what
     differs from its paper, and the docstring of its file."""

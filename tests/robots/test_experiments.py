@@ -1,6 +1,7 @@
 """Every experiment that ships: its configuration, a short run, the same trace twice, and an exact resume through the command
 line."""
 
+import functools
 import json
 import os
 import re
@@ -26,12 +27,13 @@ from parl_like.robots import single
 from parl_like.run.robot import Robot
 from parl_like.values.batch_leaf import same
 
+known = functools.cache(experiments.get)
 # That of shared models is in test_thinker_shared.py: a cluster gives no trace.
-NAMES = [name for name in experiments.names() if experiments.get(name).robot not in ("fake", "thinker_shared")]
+NAMES = [name for name in experiments.names() if known(name).robot not in ("fake", "thinker_shared")]
 
 
 def build(name, **overrides):
-    experiment = experiments.get(name)
+    experiment = known(name)
     if needed := {"hierarchy": "minigrid", "self_play": "pettingzoo"}.get(experiment.robot):
         pytest.importorskip(needed)
     if "MiniGrid" in str(experiment.config.get("env")):
@@ -58,7 +60,7 @@ THINKER = {"n_agents": 2, "env_n": 3, "total_steps": 240, "actor_unroll_len": 12
 
 def off_policy(name):
     """Of those that learn from a buffer: few rows of it, and the run as short as that allows."""
-    experiment = experiments.get(name)
+    experiment = known(name)
     defaults = single.DEFAULTS.get(experiment.config.get("algorithm"), {}) if experiment.robot == "single" else {}
     two = {"mbpo": ["RL.", "model."], "nfsp": ["best."], "self_play": ["RL."]}
     tasks = two.get(experiment.robot, [""] * (defaults.get("helper") == "OffPolicyHelper"))
@@ -76,11 +78,11 @@ def off_policy(name):
 
 def in_pieces(name):
     """Of those that act long before they pause: so much that there is a pause, and as much again behind it."""
-    config = experiments.get(name).config
+    config = known(name).config
     defaults = single.DEFAULTS.get(config.get("algorithm"), {})
-    if defaults.get("helper") == "OnlineHelper" or experiments.get(name).robot in ("options", "curriculum"):
+    if defaults.get("helper") == "OnlineHelper" or known(name).robot in ("options", "curriculum"):
         return {"total_steps": 4096}  # each agent takes 256 steps at a time
-    if experiments.get(name).robot == "auxiliary" and config.get("algorithm") == "PPO":
+    if known(name).robot == "auxiliary" and config.get("algorithm") == "PPO":
         return {"OnPolicyHelper.unroll": 16}
     if config.get("levels") == 3:
         return {"horizon": 8}  # short goals, for rows of which the highest level learns
@@ -91,31 +93,31 @@ def short(name):
     """Overrides for a run of seconds, in which all learn."""
     if recorded := offline(name):
         return recorded
-    if experiments.get(name).robot == "self_play":
+    if known(name).robot == "self_play":
         return {"n_agents": 4, **off_policy(name), "every": 4, "total_steps": 400}
-    if experiments.get(name).robot == "nfsp":
+    if known(name).robot == "nfsp":
         average = {f"average.ReservoirHelper.{key}": 8 for key in ("warmup", "batch_size")}
         return {"n_agents": 4, **off_policy(name), **average, "eta": 0.5, "total_steps": 640}
-    if experiments.get(name).robot == "skills":
+    if known(name).robot == "skills":
         few = {"warmup": 64, "batch_size": 32, "random_steps": 32}
         return {"n_agents": 2, "OnPolicyHelper.unroll": 16, **{f"RL.OffPolicyHelper.{key}": few[key] for key in few},
                 "total_steps": 320}
-    if experiments.get(name).robot == "alphazero":
+    if known(name).robot == "alphazero":
         return {"n_agents": 4, "warmup": 64, "batch_size": 32, "simulations": 4, "eval_games": 2, "eval_simulations": 2,
                 "total_steps": 320}
-    if experiments.get(name).robot == "muzero":
+    if known(name).robot == "muzero":
         return {"n_agents": 2, "n_envs": 4, "simulations": 4, "n_step": 4, "LatentWorld.size": 8, "total_steps": 640} | (
             {} if "cartpole" in name else {"eval_games": 2}) | {
                 f"{task}.OffPolicyHelper.{key}": value for task in ("model", "prediction")
                 for key, value in (("warmup", 64), ("batch_size", 16), ("learn_every", 16))}
-    if experiments.get(name).robot == "mcts":
+    if known(name).robot == "mcts":
         return {"n_agents": 2, "simulations": 30, "depth": 30, "total_steps": 60}  # so few that seeds differ
     if name.startswith("thinker-atari"):
         pytest.importorskip("ale_py")
-    if experiments.get(name).robot != "thinker":
-        env = experiments.get(name).config.get("env")
+    if known(name).robot != "thinker":
+        env = known(name).config.get("env")
         several = isinstance(env, dict) and "vector" in env  # environments in each agent
-        alone = experiments.get(name).config.get("algorithm") == "PSRL"  # its world is that of one episode at a time
+        alone = known(name).config.get("algorithm") == "PSRL"  # its world is that of one episode at a time
         return {"n_agents": 1 if several or alone else 4, "total_steps": 800} | in_pieces(name) | off_policy(name)
     if not name.endswith("mini"):  # large pictures
         options = {"max_frames": 60} if "atari" in name else {"max_steps": 8}
@@ -160,7 +162,7 @@ def test_two_short_runs_and_one_that_is_resumed_are_the_same(name, tmp_path):
 
 @pytest.mark.parametrize("name", [
     pytest.param(name, marks=[pytest.mark.slow] * (name not in {"r2d2-recall", "bootstrapped-deepsea", "qlearning-frozenlake"}))
-    for name in NAMES if experiments.get(name).robot != "thinker"])  # test_thinker_processes.py has that
+    for name in NAMES if known(name).robot != "thinker"])  # test_thinker_processes.py has that
 def test_it_acts_and_learns_in_a_worker_or_is_refused_by_name(name):
     try:
         with build(name, **short(name), driver="processes", workers={"count": 1}) as robot:
@@ -341,7 +343,7 @@ def test_a_configuration_that_does_not_fit_ends_with_code_2_and_one_line(tmp_pat
     assert len(lines) == 1
 
 
-SAID = {name: re.findall(r"[(\s]([\w.]+=\w+)", experiments.get(name).description) for name in NAMES if "thinker" not in name}
+SAID = {name: re.findall(r"[(\s]([\w.]+=\w+)", known(name).description) for name in NAMES if "thinker" not in name}
 
 
 @pytest.mark.parametrize("name", [name for name, words in SAID.items() if words])
