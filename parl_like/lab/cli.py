@@ -14,7 +14,7 @@ from typing import NoReturn
 import parl_like
 from parl_like.lab import text
 from parl_like.lab.commands import many_runs, one_run, tools
-from parl_like.lab.commands.options import ERROR, INTERRUPTED, USAGE, refuse_idle
+from parl_like.lab.commands.options import ERROR, INTERRUPTED, USAGE, add_options, complete
 from parl_like.lab.commands.printing import print_json
 from parl_like.values.errors import shortened, unknown, without_trace
 
@@ -96,8 +96,7 @@ def _parser() -> _Parser:
     for verb in VERBS:
         one = verbs.add_parser(verb.name, parents=[common], help=verb.help, description=verb.help)
         one.set_defaults(verb=verb, parser=one)
-        for name, how in verb.options:
-            one.add_argument(name, **how)
+        add_options(one, verb.options)
     return parser
 
 
@@ -115,19 +114,19 @@ def _parse(words: list[str]) -> argparse.Namespace:
     if unread:
         hint = f"; configuration is written key=value, e.g. total_steps=2000; here: {_as_assignments(unread)}"
         parser.error(f"unrecognized arguments: {' '.join(unread)}{hint if unread[0].startswith('--') else ''}")
+    if assignments:
+        args.assignments = [*assignments, *getattr(args, "assignments", [])]
+    complete(args, args.verb, args.parser)
     # Where people read along: not where the machine reads, and nowhere where nobody wants to.
     args.stream = sys.stderr if args.json or getattr(args, "show_config", False) else sys.stdout
     if getattr(args, "quiet", False):
         args.stream = None
     from parl_like.values.user_calls import whole
 
-    if split:
+    if split and words[0] != "sweep":  # whose words stand for several values
         from parl_like.lab import config, progress
 
-        args.assignments = assignments + args.assignments
-    if split and words[0] != "sweep":  # whose words stand for several values
         args.overrides = config.parse_assignments(args.assignments, lambda line: progress.show(args.stream, line))
-    refuse_idle(args, args.verb, args.parser)
     args.words, args.debug = ["parl-like", *words], args.debug or whole()
     args.report = print_json if args.json else None
     return args

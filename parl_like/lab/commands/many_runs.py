@@ -32,7 +32,7 @@ def _list(args: argparse.Namespace) -> None:
 
     if args.source:
         user_experiments.registered(args.source)
-    if args.runs != RUNS_DIR and not os.path.isdir(args.runs):
+    if "--runs" in args.given and not os.path.isdir(args.runs):
         raise UsageError(f"--runs {args.runs}: there is no such directory; give the one that run directories are in")
     known: list[Tree] = []
     installed = experiment.installed()
@@ -111,7 +111,7 @@ def _report(args: argparse.Namespace) -> None:
 def _dashboard(args: argparse.Namespace) -> None:
     from parl_like.lab.dashboard import command
 
-    command.show(args.runs or [RUNS_DIR], args.host, args.port, args.open, args.export, partial(show, args))
+    command.show(args.runs, args.host, args.port, args.open, args.export, partial(show, args))
 
 
 def _diff(args: argparse.Namespace) -> None:
@@ -148,12 +148,12 @@ def _sweep(args: argparse.Namespace) -> int:
     from parl_like.lab import progress, screen, signals, yaml_text
     from parl_like.lab.sweeps import spaces, sweep
 
-    if args.address and not args.ray:
+    if "--address" in args.given and not args.ray:
         raise yaml_text.UsageError(f"--address {args.address} is that of a Ray cluster; give --ray, too, or leave it out")
     space, since = spaces.space_of(args.assignments), monotonic()
     seeds_given = space.pop("seed", None)
     fixed = {key: space.pop(key)[0] for key, values in [*space.items()] if isinstance(values, list) and len(values) == 1}
-    made = sweep.Sweep(args.experiment, fixed, Path(args.out or f"{RUNS_DIR}/sweeps"),
+    made = sweep.Sweep(args.experiment, fixed, Path(args.out),
                        args.jobs or (sweep.ON_RAY if args.ray else 1), sweep.on_ray(args.address) if args.ray else None,
                        lambda line: say(line))
     seeds = spaces.seeds_of(seeds_given or [made.experiment.config.get("seed", 0)])
@@ -213,7 +213,7 @@ VERBS = (
         option("--out", "also write report.md, .html, .csv, runs.csv and pictures there", metavar="DIR"),
     )),
     Verb("dashboard", "show runs on a local page, live and finished: curves, robot, events, settings", _dashboard, (
-        option("runs", "run directories, or folders with such (default: runs)", nargs="*", metavar="RUN"),
+        option("runs", "run directories, or folders with such (default: runs)", nargs="*", default=[RUNS_DIR], metavar="RUN"),
         option("--open", "open the page in the browser", action="store_true"),
         option("--port", "where to listen (default: 8765, or the next free one; 0: any)", type=whole(0), metavar="N"),
         option("--host", "address of this machine to listen at (default: 127.0.0.1, for this machine alone)",
@@ -224,7 +224,7 @@ VERBS = (
         RUN, option("other", "another one", metavar="RUN"),
     )),
     Verb("marks", "train experiments with several seeds, and keep their scores in a file and a table", _marks, (
-        option("names", "experiments (default: all that expect something)", nargs="*", metavar="EXPERIMENT"),
+        option("names", "experiments (default: all that expect something)", nargs="*", default=[], metavar="EXPERIMENT"),
         words("configuration on top of the experiments'"),
         option("--seeds", "train with the seeds 0 … N - 1 (default: 5)", type=whole(1), default=5, metavar="N"),
         option("--jobs", "runs at a time (default: 1)", type=whole(1), default=1, metavar="N"),
@@ -244,6 +244,6 @@ VERBS = (
         option("--jobs", "runs at a time (default: 1; with --ray 256)", type=whole(1), default=0, metavar="N"),
         option("--ray", "run them as tasks of Ray, where it has room", action="store_true"),
         option("--address", "of the Ray cluster (default: a Ray of this machine)", default="", metavar="HOST:PORT"),
-        option("--out", "where the run directories are (default: runs/sweeps)", default="", metavar="DIR"),
+        option("--out", "where the run directories are (default: runs/sweeps)", default=f"{RUNS_DIR}/sweeps", metavar="DIR"),
     ), (("--random", "--optuna"),)),
 )

@@ -119,14 +119,14 @@ def _record(args: argparse.Namespace) -> None:
 
     known = recorded.recipes().get(args.run)
     if known is not None and not os.path.exists(args.run):
-        if given := [name for name in ("policy", "episodes", "checkpoint", "seed", "minari") if getattr(args, name)]:
-            raise UsageError(f"the data set {args.run!r} is made as robots/datasets.yaml says; leave out --{given[0]}, or record "
-                             "a run")
+        if given := [name for name in args.given if name not in ("run", "--out")]:
+            raise UsageError(f"the data set {args.run!r} is made as robots/datasets.yaml says; leave out "
+                             f"{given[0].replace('assignments', 'key=value')}, or record a run")
         found = recording.make(args.run, args.out, say=lambda line: progress.show(args.stream, line))
     else:
         if not args.out:
             raise UsageError("record: --out DIR is needed: the directory of the data set")
-        found = recording.record(args.run, args.out, policy=args.policy or "expert", episodes=args.episodes or 20,
+        found = recording.record(args.run, args.out, policy=args.policy, episodes=args.episodes,
                                  checkpoint=args.checkpoint, seed=args.seed, minari=args.minari, source=args.source,
                                  overrides=args.overrides)
     numbers = msgspec.to_builtins(found)
@@ -191,8 +191,8 @@ VERBS = (
     Verb("record", "record episodes of a trained run, or what it has stored, as a data set to learn from", _record, (
         option("run", "run directory; or the name of a data set that an experiment learns from", metavar="RUN"), AGAIN,
         option("--policy", "expert (default: as evaluations play), medium (the checkpoint halfway to it), replay (what training "
-                           "has stored), random", default="", metavar="WHO"),
-        option("--episodes", "how many (default: 20)", type=whole(1), default=0, metavar="N"),
+                           "has stored), random", default="expert", metavar="WHO"),
+        option("--episodes", "how many (default: 20)", type=whole(1), default=20, metavar="N"),
         option("--out", "the directory to make", default="", metavar="DIR"),
         option("--minari", "also make the Minari data set of this id", default="", metavar="ID"),
         option("--seed", "of the environments (default: 2,000,000 + the run's)", type=whole(0), metavar="N"),

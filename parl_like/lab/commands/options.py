@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 ERROR, USAGE, STOPPED, INTERRUPTED = 1, 2, 3, 130
@@ -24,13 +25,32 @@ class Verb(NamedTuple):
     apart: tuple[tuple[str, str], ...] = ()
 
 
-def refuse_idle(args: argparse.Namespace, verb: Verb, parser: argparse.ArgumentParser) -> None:
-    """Exit where two arguments are given of which one would have no effect beside the other."""
-    dests = {name: str(how.get("dest", name.lstrip("-").replace("-", "_"))) for name, how in verb.options}
-    told = {name for name, dest in dests.items() if getattr(args, dest) != parser.get_default(dest)}
-    for one, other in verb.apart:
-        if {one, other} <= told:
-            parser.error(f"{one} leaves nothing to {'key=value' if other == 'assignments' else other}; leave one of them out")
+def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    """Let a parser take these arguments. What is not given is not among what it reads, see `complete`. Of several options for one
+    thing it takes one."""
+    several = Counter(_dest(one) for one in options)
+    groups = {name: parser.add_mutually_exclusive_group() for name, n in several.items() if n > 1}
+    for one in options:
+        name, how = one
+        groups.get(_dest(one), parser).add_argument(name, **{**how, "default": argparse.SUPPRESS})
+
+
+def complete(args: argparse.Namespace, verb: Verb, parser: argparse.ArgumentParser) -> None:
+    """Put the defaults of a verb's arguments in the place of those that are not given; `args.given` has the names of the others.
+    Exits where two are given of which one would have no effect beside the other."""
+    args.given = [one[0] for one in verb.options if hasattr(args, _dest(one))]
+    for one in verb.options:
+        if not hasattr(args, _dest(one)):
+            setattr(args, _dest(one), one[1].get("default", False if one[1].get("action") == "store_true" else None))
+    for first, other in verb.apart:
+        if {first, other} <= {*args.given}:
+            parser.error(f"{first} leaves nothing to {'key=value' if other == 'assignments' else other}; leave one of them out")
+
+
+def _dest(one: Option) -> str:
+    """Return the name that an argument has among those that were read."""
+    name, how = one
+    return str(how.get("dest", name.lstrip("-").replace("-", "_")))
 
 
 def whole(least: int) -> Callable[[str], int]:
