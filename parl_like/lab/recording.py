@@ -16,13 +16,14 @@ from parl_like.data.buffers.replay_buffer import ReplayBuffer
 from parl_like.data.buffers.saving import HDF5, save_buffer
 from parl_like.data.datasets import from_arrays, from_episodes, rows_hash, to_arrays, to_minari
 from parl_like.data.storage.archive import check_place
-from parl_like.data.storage.tree_encoding import ArchiveError, versions
+from parl_like.data.storage.tree_encoding import versions
 from parl_like.environment.factory import EnvSource, make_one, one_player
 from parl_like.lab import runner
 from parl_like.lab.recorded import DATA_DIR, POLICIES, Policy, Provenance, hashes, missing, recipes
 from parl_like.lab.runs.checkpoint import Checkpoints
 from parl_like.lab.runs.rundir import RunDir, git_state
 from parl_like.lab.runs.trained import Train, train_to_the_end
+from parl_like.lab.writing import written
 from parl_like.lab.yaml_text import UsageError
 from parl_like.learning.explorers.uniform import random_legal
 from parl_like.run.evaluation import EPISODE_LIMIT
@@ -107,11 +108,9 @@ def record(run_dir: str | Path, out: str | Path, *, policy: Policy = "expert", e
     """
     if policy not in POLICIES:
         raise UsageError(f"record: {unknown('policy', policy, POLICIES)}")
-    try:
+    with written(f"rows to {out}", "--out"):
         if not str(out).endswith(HDF5):
             check_place(Path(out))  # before anything is played
-    except ArchiveError as error:
-        raise UsageError(f"record: --out {error}") from None
     run, given = RunDir.open(run_dir), dict(overrides or {})
     where = {"source": source, **given}
     with closing(runner.load_run(run.path, checkpoint=checkpoint or "latest", **where)) as robot:
@@ -143,7 +142,8 @@ def record(run_dir: str | Path, out: str | Path, *, policy: Policy = "expert", e
         episodes=len(returns), rows=len(buffer), mean_return=float(np.mean(returns)), std_return=float(np.std(returns)),
         random_return=random_return, expert_return=expert_return, sha256=rows_hash(buffer), versions=versions(),
         commit="" if git is None else git.commit)
-    save_buffer(buffer, out, meta={"provenance": structs.asdict(provenance)})
+    with written(f"rows to {out}", "--out"):
+        save_buffer(buffer, out, meta={"provenance": structs.asdict(provenance)})
     if minari:
         to_minari(buffer, minari, observation_space=spaces[0], action_space=spaces[1], algorithm_name=info.experiment,
                   description=f"{policy} policy of {info.experiment}, seed {robot.seed}, step {step}; rows {provenance.sha256}")

@@ -61,10 +61,8 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
         UsageError: the run directory cannot be used, or the robot refuses the configuration.
         Exception: whatever else goes wrong while the robot is built. No run directory is left then, for there was no run.
     """
-    with _robot(experiment, config) as robot:
+    with _checked(experiment, config) as robot:
         config = _complete(config, robot)
-        for follower in followers_of(robot):
-            follower.check()
         run = RunDir.create(experiment.name, configs.to_dict(config), command, _differs(experiment, config, robot),
                                experiments.source_of(experiment.name), _data(config))
         stored.remember(run)
@@ -72,6 +70,12 @@ def train(experiment: Experiment, config: ExperimentConfig, *, command: Sequence
             if sources:
                 ends.callback(snapshot.keep(run))
             return Session(experiment, config, run, stream, debug=debug, report=report, timeline=timeline).go(robot, None)
+
+
+def check(experiment: Experiment, config: ExperimentConfig) -> None:
+    """Raises UsageError where `train` would refuse a configuration; of what else may go wrong while the robot is built: that."""
+    with _checked(experiment, config):
+        pass
 
 
 def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *, which: str = "newest",
@@ -267,6 +271,15 @@ def _built(experiment: Experiment, config: ExperimentConfig, saved: int | None =
 def _robot(experiment: Experiment, config: ExperimentConfig, saved: int | None = None) -> Iterator[Robot]:
     """`_built`, and closed in the end."""
     with contextlib.closing(_built(experiment, config, saved)) as robot:
+        yield robot
+
+
+@contextlib.contextmanager
+def _checked(experiment: Experiment, config: ExperimentConfig) -> Iterator[Robot]:
+    """A robot for a new run, whose followers have what they need."""
+    with _robot(experiment, config) as robot:
+        for follower in followers_of(robot):
+            follower.check()
         yield robot
 
 

@@ -124,7 +124,38 @@ def test_what_is_wrong_is_refused_before_a_run_begins(started, capsys):
     Path("sweeps").touch()
     capsys.readouterr()
     assert cli.main(["sweep", "fake", "--out", "sweeps"]) == 2 and started == []
-    assert "--out sweeps is no directory; give another --out" in capsys.readouterr().err
+    assert "cannot write runs to sweeps: File exists; give another --out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("way", [(), ("--random", "5"), ("--optuna", "5"), ("--ray",)])
+def test_what_the_robot_refuses_is_refused_before_a_run_begins(started, monkeypatch, capsys, way):
+    """Its settings are those of what it is built of, so only a robot that is built knows them."""
+    pytest.importorskip("optuna") if "--optuna" in way else None
+    monkeypatch.setattr(sweep, "on_ray", lambda address: pytest.fail("Ray was started"))
+    assert cli.main(["sweep", "fake", "refuse=false,true", "lr=0.1..0.5" if way[:-1] else "lr=0.1", "--out", "sweeps", *way]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: refuse=true") and told.endswith(": Config: key 'refuse' must be false; set refuse=false\n")
+    assert started == [] and not Path("sweeps").exists()
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (["misspelt=1,2"], "misspelt=1: Config has no key 'misspelt'"), (["misspelt=1"], "Config has no key 'misspelt'"),
+    (["lr=1e-3,x"], "lr=x: Config: key 'lr' expects"), (["seed=0..9", "hidden=[64],[32],5"], "hidden=5: Config: key"),
+    (["hidden=[64],[32]", "curiosity=RND"], "write more of the name"),
+    (["algorithm=PPO,DQN", "clip=0.1,0.2"], "algorithm=DQN clip=0.2: Config has no")])
+def test_a_setting_that_no_part_has_or_several_or_of_another_type_is_refused_once(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sweep, "in_a_process", lambda words, stop: pytest.fail("a run began"))
+    assert cli.main(["sweep", "ppo-cartpole", "total_steps=100", *words]) == 2
+    told = capsys.readouterr().err
+    assert said in told and told.count("\n") == 1 and list(tmp_path.iterdir()) == []
+
+
+def test_each_value_is_tried_in_one_robot():
+    space = spaces.space_of(["a=1,2,3", "b=x,y", "c=0..9", "lr=1e-5..1e-2"])
+    assert spaces.each_value(space) == [{"a": 1, "b": "x", "c": 0, "lr": 1e-5}, {"a": 2, "b": "y", "c": 9, "lr": 1e-2},
+                                        {"a": 3, "b": "y", "c": 9, "lr": 1e-2}]
+    assert spaces.each_value({}) == [{}]
 
 
 def test_a_run_that_was_interrupted_goes_on(started, capsys):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import parl_like
-from parl_like.lab import cli
+from parl_like.lab import cli, pretrained
 
 pytestmark = pytest.mark.checkout
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +78,42 @@ def test_typical_mistakes_are_one_line_with_the_way_out(line, message, capsys):
     assert cli.main(line.split()) == 2
     told = capsys.readouterr().err.strip()
     assert told.startswith("error: ") and message in told and "\n" not in told
+
+
+@pytest.fixture(scope="module")
+def shipped(tmp_path_factory):
+    """A working directory with the run of a policy that ships, a file and a folder of somebody's."""
+    folder = tmp_path_factory.mktemp("shipped")
+    (folder / "file").write_text("mine")
+    (folder / "full").mkdir()
+    (folder / "full" / "mine").touch()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        return folder, str(pretrained.run_of("ppo-cartpole"))
+
+
+@pytest.mark.parametrize("place", ["file/x", "/proc/x/x"])
+@pytest.mark.parametrize("line", ["export {run} --out {out}", "record {run} --policy random --episodes 1 --out {out}",
+                                  "report {run} --out {out}", "dashboard {run} --export {out}",
+                                  "sweep ppo-cartpole total_steps=1 --out {out}", "marks ppo-cartpole --seeds 1 --out {out}",
+                                  "train ppo-cartpole run_dir={out}"])
+def test_a_place_that_cannot_be_written_to_is_bad_usage(line, place, shipped, monkeypatch, capsys):
+    folder, run = shipped
+    monkeypatch.chdir(folder)
+    assert cli.main(line.format(run=run, out=place).split()) == 2
+    told = capsys.readouterr().err.strip().splitlines()[-1]
+    assert told.startswith("error: cannot ") and place in told and "; give another " in told and "Error" not in told
+
+
+@pytest.mark.parametrize("place", ["file", "full"])
+@pytest.mark.parametrize("line", ["export {run} --out {out}", "record {run} --policy random --episodes 1 --out {out}"])
+def test_what_is_somebodys_is_not_written_over(line, place, shipped, monkeypatch, capsys):
+    folder, run = shipped
+    monkeypatch.chdir(folder)
+    assert cli.main(line.format(run=run, out=place).split()) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("error: --out ") and "expected a new name or an archive to replace, got something else" in told
+    assert (folder / "file").read_text() == "mine" and (folder / "full" / "mine").exists()
 
 
 def test_an_unknown_benchmark_is_answered_with_those_there_are(capsys):

@@ -154,9 +154,11 @@ def _sweep(args: argparse.Namespace) -> int:
     seeds_given = space.pop("seed", None)
     fixed = {key: space.pop(key)[0] for key, values in [*space.items()] if isinstance(values, list) and len(values) == 1}
     made = sweep.Sweep(args.experiment, fixed, Path(args.out),
-                       args.jobs or (sweep.ON_RAY if args.ray else 1), sweep.on_ray(args.address) if args.ray else None,
-                       lambda line: say(line))
+                       args.jobs or (sweep.ON_RAY if args.ray else 1), say=lambda line: say(line))
     seeds = spaces.seeds_of(seeds_given or [made.experiment.config.get("seed", 0)])
+    made.check(space, seeds[0])
+    if args.ray:
+        made.start = sweep.on_ray(args.address)
     drawing = screen.Screen(args.stream) if screen.can_draw(args.stream) else None
 
     def say(line: str) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from parl_like.data.storage.safe_files import replace_file
 from parl_like.lab.dashboard.board import COMPARED, Board, NotThere
 from parl_like.lab.dashboard.page import whole_page
+from parl_like.lab.writing import written
 from parl_like.lab.yaml_text import Tree, UsageError
 
 METRICS = 40  # of which the file has curves
@@ -57,10 +58,8 @@ def export(paths: Sequence[Path], out: Path) -> Tree:
     data = {"time": time.strftime("%Y-%m-%d %H:%M"), "runs": {**runs, "metrics": shown}, "curves": curves, "details": details,
             "differences": board.differences(ids[:COMPARED])}
     body = whole_page(data)
-    try:
+    with written(out, "--export"):
         replace_file(out, body)
-    except OSError as error:
-        raise UsageError(f"cannot write {out}: {error.strerror or error}; give another --export") from None
     return {"page": str(out), "runs": len(ids), "metrics": len(shown), "bytes": len(body)}
 
 

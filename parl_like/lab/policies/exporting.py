@@ -17,6 +17,7 @@ from parl_like.lab.policies import policy_files
 from parl_like.lab.policies.description import Description, fields_of, fields_of_space
 from parl_like.lab.policies.parts import NotExported, described, space_tree
 from parl_like.lab.runs.rundir import RunDir
+from parl_like.lab.writing import written
 from parl_like.lab.yaml_text import UsageError
 from parl_like.learning.explorers import Explorer
 from parl_like.tasks.task import ComputationTask
@@ -58,13 +59,14 @@ def export(run_dir: str | Path, to: Kind = "safetensors", out: str | Path = "", 
         checkpoint, source, overrides: As for `parl_like.lab.runner.load_run`.
 
     Raises:
-        UsageError: there is no such run or checkpoint; or (NotExported) its actions cannot be exported.
+        UsageError: there is no such run or checkpoint; its actions cannot be exported; or nothing can be written at `out`.
     """
     run = RunDir.open(run_dir)
     path = Path(out) if out else Path(POLICIES_DIR, f"{run.path.resolve().name}_{to}")
     with closing(runner.load_run(run.path, checkpoint=checkpoint, source=source, **dict(overrides or {}))) as robot:
         try:
-            return path, write(robot, path, to, task=task, experiment=run.info().experiment, **_environment(run))
+            with written(f"the policy to {path}", "--out"):
+                return path, write(robot, path, to, task=task, experiment=run.info().experiment, **_environment(run))
         except NotExported as error:
             raise UsageError(f"{run.path}: {error}") from None
 

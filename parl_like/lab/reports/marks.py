@@ -27,6 +27,7 @@ from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import Git, RunDir
 from parl_like.lab.runs.trained import Train, train_to_the_end
 from parl_like.lab.text import for_markdown
+from parl_like.lab.writing import written
 from parl_like.lab.yaml_text import Tree, UsageError
 
 MAX_BYTES = 100_000_000  # of a file of marks
@@ -98,6 +99,8 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, object], *
             if key not in marks or marks[key].code != code:
                 missing.append((word, key, code, runs / f"{one.name}_{key[0][:8]}_{code[:8]}_s{seed}"))
     words = [f"{name}={json.dumps(value)}" for name, value in overrides.items()]
+    with written(f"marks to {file}", "--out"):  # before anything is trained
+        file.parent.mkdir(parents=True, exist_ok=True)
     say(f"{len(wanted)} run{'s' * (len(wanted) != 1)}, {len(wanted) - len(missing)} measured before")
 
     def make(name: str, key: tuple[str, int], code: str, folder: Path) -> Mark:
@@ -126,9 +129,10 @@ def keep(mark: Mark, marks: dict[tuple[str, int], Mark], file: Path) -> None:
         del marks[key]
     marks[mark.key] = mark
     ordered = sorted(marks.values(), key=_order)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    replace_file(file, b"[\n" + b",\n".join(map(msgspec.json.encode, ordered)) + b"\n]\n")  # a line for each
-    replace_file(file.with_suffix(".md"), page(ordered).encode())
+    with written(f"marks to {file}", "--out"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        replace_file(file, b"[\n" + b",\n".join(map(msgspec.json.encode, ordered)) + b"\n]\n")  # a line for each
+        replace_file(file.with_suffix(".md"), page(ordered).encode())
 
 
 def load(file: Path) -> list[Mark]:

@@ -26,6 +26,7 @@ from parl_like.lab.runs.metrics import EVALUATION, as_csv, each_evaluation, last
 from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import RunDir
 from parl_like.lab.text import for_csv, for_html, for_markdown, for_picture
+from parl_like.lab.writing import written
 from parl_like.lab.yaml_text import Tree, UsageError
 
 Row = dict[str, Any]
@@ -125,13 +126,11 @@ def write(found: Found, runs: Sequence[RunDir], out: Path) -> tuple[list[Path], 
             pictures.append(draw(found, runs, out))
         except plots.PlotError as error:
             missing.append(str(error))
-    try:
-        files = {"report.md": markdown(found, pictures).encode(), "report.html": page(found, pictures).encode(),
-                 "report.csv": _table(found["groups"]), "runs.csv": _table(found["runs"])}
+    files = {"report.md": markdown(found, pictures).encode(), "report.html": page(found, pictures).encode(),
+             "report.csv": _table(found["groups"]), "runs.csv": _table(found["runs"])}
+    with written(f"the report to {out}", "--out"):
         for name, data in files.items():
             plots.put(out / name, data, runs)
-    except OSError as error:
-        raise UsageError(f"cannot write the report to {out}: {error.strerror or error}; give another --out") from None
     return [*(out / name for name in files), *pictures], list(dict.fromkeys(missing))
 
 

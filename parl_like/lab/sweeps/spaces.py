@@ -136,6 +136,13 @@ def drawn(space: Mapping[str, Values], n: int) -> Iterator[Settings]:
                for key, values in space.items()}
 
 
+def each_value(space: Mapping[str, Values]) -> list[Settings]:
+    """Return as few settings as have every value that is listed, and both ends of each interval."""
+    listed = {key: [values.low, values.high] if isinstance(values, Interval) else values for key, values in space.items()}
+    return [{key: values[min(i, len(values) - 1)] for key, values in listed.items()}
+            for i in range(max(map(len, listed.values()), default=1))]
+
+
 def in_words(settings: Mapping[str, object]) -> list[str]:
     """Return the words that give these settings to `parl-like train`."""
     return [f"{key}={show(value)}" for key, value in settings.items()]

@@ -19,16 +19,19 @@ from pathlib import Path
 from time import monotonic, sleep
 from typing import Any
 
+from msgspec.structs import replace
+
 from parl_like.lab import config as configs
 from parl_like.lab import experiment as experiments
-from parl_like.lab import recorded, recording, user_experiments
+from parl_like.lab import recorded, recording, runner, user_experiments
 from parl_like.lab.reports.marks import configuration_hash
 from parl_like.lab.reports.report import report, task_of
 from parl_like.lab.runs.metrics import last_evaluation, last_row
 from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import RunDir
 from parl_like.lab.runs.trained import is_finished, is_under_way, train_to_the_end
-from parl_like.lab.sweeps.spaces import Settings, in_words
+from parl_like.lab.sweeps.spaces import Settings, Space, each_value, in_words
+from parl_like.lab.writing import written
 from parl_like.lab.yaml_text import ConfigError, UsageError
 from parl_like.values.errors import shortened
 
@@ -84,26 +87,25 @@ class Sweep:
         fixed: Settings of all runs.
         out: Directory of the run directories.
         jobs: Runs at a time.
-        start: None: each in a new process.
+        start: None: each in a new process. It may be assigned until the first run begins.
         say: Called with what is done before the first run.
 
     Attributes:
         trials: All that were asked for so far.
+        start: See above.
         changed: Called whenever the state of a run has changed.
 
     Raises:
-        UsageError: there is no such experiment, `out` is no directory, or `fixed` says where runs are.
+        UsageError: there is no such experiment.
     """
 
     changed: Callable[[Trial], object]
 
     def __init__(self, name: str, fixed: Settings, out: Path, jobs: int = 1, start: Start | None = None,
                  say: Callable[[str], object] = bool) -> None:
-        if os.path.lexists(out) and not os.path.isdir(out):
-            raise UsageError(f"--out {out} is no directory; give another --out")
         self.experiment: experiments.Experiment = user_experiments.chosen(name)
         self.out, self.jobs, self.fixed = out, jobs, fixed
-        self._name, self._start, self._say, self.changed = name, start or in_a_process, say, bool
+        self._name, self.start, self._say, self.changed = name, start or in_a_process, say, bool
         self._made, self._lock = dict[Path, Trial](), threading.Lock()
         self._rows: dict[tuple[str, ...], dict[str, str]] = {}
         self._ended = threading.Event()
@@ -112,15 +114,38 @@ class Sweep:
     def trials(self) -> list[Trial]:
         return list(self._made.values())
 
+    def check(self, space: Space, seed: int) -> None:
+        """Build the robot, on the CPU, with each value of a space once: only what it is built of knows its settings. Then make
+        the directory of the runs.
+
+        Raises:
+            UsageError: it refuses a setting, or what follows its runs is missing; the words of the settings are named. Or there
+                can be no such directory.
+        """
+        for settings in each_value(space):
+            try:
+                config = self._config(settings, seed)
+                self._data_of(config)  # of which it may be built
+                runner.check(self.experiment, replace(config, device="cpu"))
+            except UsageError as error:
+                words = " ".join(in_words(settings))
+                raise UsageError(f"{words}: {error}" if words else str(error)) from None
+        with written(f"runs to {self.out}", "--out"):
+            self.out.mkdir(parents=True, exist_ok=True)
+
+    def _config(self, settings: Settings, seed: int) -> configs.ExperimentConfig:
+        if "run_dir" in {**self.fixed, **settings}:
+            raise ConfigError("run_dir: each run of a sweep has a directory of its own; leave it out, and give --out")
+        kind: type[configs.ExperimentConfig] = self.experiment.module().Config
+        return configs.resolve(kind, self.experiment.config, self.fixed, settings, {"seed": seed})
+
     def trial(self, settings: Settings, seed: int) -> Trial:
         """Return the run of these settings, which is added to the others; one that is there already is that one.
 
         Raises:
             ConfigError: the robot's configuration has no such setting, or not of this type; or it says where runs are.
         """
-        if "run_dir" in {**self.fixed, **settings}:
-            raise ConfigError("run_dir: each run of a sweep has a directory of its own; leave it out, and give --out")
-        config = configs.resolve(self.experiment.module().Config, self.experiment.config, self.fixed, settings, {"seed": seed})
+        config = self._config(settings, seed)
         with self._lock:
             key = configuration_hash(self.experiment.name, configs.to_dict(config), self._data_of(config))
             key = user_experiments.code_hash(self.experiment.name, key)  # of the user's own, other code makes other runs
@@ -173,7 +198,7 @@ class Sweep:
         self._set(trial, "running")
         try:
             train_to_the_end(self._name, trial.seed, trial.folder, in_words({**self.fixed, **trial.settings}),
-                             lambda words: self._start(words, lambda: self._ended.is_set() or trial.stop()))
+                             lambda words: self.start(words, lambda: self._ended.is_set() or trial.stop()))
         except RunError:
             ended = self._ended.is_set() or trial.stop()
             if ended or not (is_under_way(trial.folder) or is_finished(trial.folder)):

@@ -1,0 +1,25 @@
+"""What a command writes where the user says: a place that refuses it is bad usage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from parl_like.data.storage.tree_encoding import ArchiveError
+from parl_like.lab.yaml_text import UsageError
+
+
+@contextmanager
+def written(what: object, option: str) -> Iterator[None]:
+    """Raises UsageError in the place of an OSError, and of an ArchiveError, which says that something else is there.
+
+    Args:
+        what: What is written, with its place.
+        option: Which gives the place.
+    """
+    try:
+        yield
+    except ArchiveError as error:
+        raise UsageError(f"{option} {error}") from None
+    except OSError as error:
+        raise UsageError(f"cannot write {what}: {error.strerror or error}; give another {option}") from None
