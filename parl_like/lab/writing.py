@@ -1,4 +1,4 @@
-"""What a command writes where the user says: a place that refuses it is bad usage."""
+"""Files that a command writes where the user says; a place that refuses them is bad usage."""
 
 from __future__ import annotations
 

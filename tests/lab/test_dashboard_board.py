@@ -601,6 +601,34 @@ def test_memory_is_bounded(tmp_path, monkeypatch):
     assert len(board._curves) <= 5
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/thread-self/io"), reason="the system does not count what a thread reads")
+def test_a_live_update_reads_what_is_new_however_long_the_tables_are(tmp_path):
+    def update(n):
+        """Bytes read for a new row of one run of three, and length of the answer."""
+        lines = as_csv([[str(one) for one in row(i)] for i in range(n)])
+        runs = [make_run(tmp_path / str(n), f"run{i}", state="running", table=as_csv([COLUMNS]) + lines) for i in range(3)]
+        board = Board([tmp_path / str(n)])
+        ids = board.runs()["ids"]
+        board.whole(["RL/loss", "return/mean"], ids)
+        now = board.curves(["RL/loss", "return/mean"], ids)["now"]
+        runs[0].outbox.append(METRICS, as_csv([[str(one) for one in row(n)]]))
+        before = bytes_read()
+        answer = board.runs(now), board.curves(["RL/loss", "return/mean"], ids, now)
+        read = bytes_read() - before
+        assert len(answer[0]["runs"]) == 1 and len(answer[1]["curves"]) == 2
+        return read, len(json.dumps(answer))
+
+    (short, said), (long, told) = update(2_000), update(20_000)
+    assert long < 40_000 < 20_000 * 60 and abs(long - short) < 4_000
+    assert told < 1.2 * said < 80_000
+
+
+def bytes_read():
+    """What this thread has read so far."""
+    with open("/proc/thread-self/io", encoding="ascii") as file:
+        return int(file.read().split()[1])
+
+
 def test_looking_changes_nothing(tmp_path):
     run = make_run(tmp_path, "one")
 

@@ -69,6 +69,7 @@ def test_help_explains_every_argument(name, capsys):
     ("record cartpole-expert seed=3", "leave out key=value, or record a run"),
     ("eval runs/x --checkpoint latest --best", "--best: not allowed with argument --checkpoint"),
     ("resume runs/x --exact --checkpoint newest", "--checkpoint: not allowed with argument --exact"),
+    ("export runs/x --to torchscript", "argument --to: invalid choice: 'torchscript' (choose from "),
     ("dashboard . --host 0.0.0.0", "--host 0.0.0.0 is every address of this machine, and the page has one name; give one"),
     ("marks ppo-cartpole --keep lr=1e-3", "--keep leaves nothing to key=value; leave one of them out"),
     ("marks --keep", "--keep: name the experiments"),

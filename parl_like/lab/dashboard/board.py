@@ -14,14 +14,14 @@ from typing import Any
 
 import msgspec
 
-from parl_like.data.storage.safe_files import read_file
+from parl_like.data.storage.safe_files import open_file, read_file
 from parl_like.lab import config as configs
 from parl_like.lab.dashboard import robot_state
 from parl_like.lab.dashboard.catalogue import Catalogue, Entry, Picture, pictures
 from parl_like.lab.dashboard.columns import SECONDS, STEP, Column, bucketed, header_of
 from parl_like.lab.reports.difference import facts
 from parl_like.lab.reports.plots import BOOKKEEPING
-from parl_like.lab.runs.metrics import METRICS, last_row
+from parl_like.lab.runs.metrics import MAX_LINE, METRICS, last_row
 from parl_like.lab.runs.outbox import RunError
 from parl_like.lab.runs.rundir import plain
 from parl_like.lab.text import for_page
@@ -30,6 +30,7 @@ from parl_like.values.errors import shortened, without_trace
 
 TURN_S = 0.06  # of reading in one answer; what is left comes with the next one
 TEXT = 500  # characters of a text of a run
+HEAD = 1 << 13  # bytes of a table that are read first for its header; then twice as many, and so on
 MAX_COLUMNS = 2_000  # metrics that a page can choose from
 MAX_EVENTS, EVENT_BYTES = 300, 1 << 18
 MAX_CURVES = 2_000  # that are kept in memory: each has some 16,000 points at most
@@ -327,11 +328,11 @@ def _stamp(path: Path) -> object:
 
 def _header(entry: Entry) -> list[str]:
     """The metrics of a run."""
-    try:
-        first = next(entry.run.pieces(METRICS, 1 << 62), b"")
-    except RunError:
-        return []
-    names, _ = header_of(first)
+    names, head = list[str](), b""
+    with suppress(OSError), open(open_file(entry.run.metrics_file, base=entry.base), "rb", buffering=0) as file:
+        while not names and len(head) <= MAX_LINE and (piece := file.read(max(HEAD, len(head)))):
+            head += piece
+            names, _ = header_of(head)
     return [name for name in names if name not in (STEP, SECONDS)][:MAX_COLUMNS]
 
 

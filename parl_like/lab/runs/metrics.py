@@ -22,6 +22,7 @@ from parl_like.lab.runs.rundir import MAX_TABLE_BYTES, RunDir
 METRICS = "metrics.csv"
 EVALUATION = "eval/"  # columns of evaluations while training; they have rows of their own
 MARK = f"{EVALUATION}episodes"  # a column that every evaluation has
+SHORT_TAIL = 1 << 12  # bytes in which the last row mostly is
 TAIL_BYTES = 1 << 18  # of a file that is read for its last row only
 MAX_LINE = 1 << 20  # bytes of a line that is not finished: 20,000 columns with long names
 MAX_LINES = 64  # of the header: names may hold line ends
@@ -225,14 +226,21 @@ def last_row(run: RunDir) -> dict[str, float]:
     """
     try:
         with open(open_file(run.metrics_file, base=run.path), "rb") as file:
-            first = file.readline(TAIL_BYTES)
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            tail = file.read(TAIL_BYTES)
+            first, size = file.readline(TAIL_BYTES), os.fstat(file.fileno()).st_size
+            for length in (SHORT_TAIL, TAIL_BYTES):  # a live page asks every second, and the last row is short
+                file.seek(max(0, size - length))
+                if (row := _last_in(run, first, file.read(length), cut=length < size)) or length >= size:
+                    return row
     except FileNotFoundError:
         return {}
     except OSError as error:
         raise RunError(f"{run.metrics_file} is not readable: {error.strerror or error}") from None
-    lines = tail[: tail.rfind(b"\n") + 1].splitlines(keepends=True)
+    return {}
+
+
+def _last_in(run: RunDir, first: bytes, tail: bytes, cut: bool) -> dict[str, float]:
+    """Return the last whole row of the end of a table that begins with `first`; {}: none. `cut`: the end begins within a line."""
+    lines = tail[: tail.rfind(b"\n") + 1].splitlines(keepends=True)[cut:]
     for line in reversed(lines[-MAX_LINES:] if first.endswith(b"\n") else []):  # a crash leaves one torn
         table = Table(run, [first, line])
         for row in table.rows():
