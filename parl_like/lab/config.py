@@ -211,15 +211,16 @@ def differences(old: Mapping[str, object], new: Mapping[str, object], prefix: st
     return out
 
 
-def flat(tree: object, key: str = "") -> dict[str, object]:
-    """Dotted key → plain value of nested mappings and lists: `{"a": {"b": [1, 2]}}` → `{"a.b[0]": 1, "a.b[1]": 2}`."""
+def flat(tree: object, key: str = "", lists: bool = True) -> dict[str, object]:
+    """Dotted key → plain value of nested mappings and lists: `{"a": {"b": [1, 2]}}` → `{"a.b[0]": 1, "a.b[1]": 2}`; without
+    `lists` of mappings alone: `{"a.b": [1, 2]}`."""
     if isinstance(tree, Mapping):
         parts = [(f"{key}.{name}" if key else str(name), part) for name, part in tree.items()]
-    elif isinstance(tree, (list, tuple)):
+    elif lists and isinstance(tree, (list, tuple)):
         parts = [(f"{key}[{i}]", part) for i, part in enumerate(tree)]
     else:
         return {key: tree}
-    return {where: value for name, part in parts for where, value in flat(part, name).items()}
+    return {where: value for name, part in parts for where, value in flat(part, name, lists).items()}
 
 
 def parse_assignments(words: Sequence[str], say: Callable[[str], object] | None = None) -> dict[str, object]:

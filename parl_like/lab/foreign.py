@@ -51,7 +51,8 @@ class Foreign:
     def __init__(self, file: Path, tree: Mapping[str, object], given: Sequence[Mapping[str, object]], ran: bool,
                  alone: bool = False) -> None:
         self.file, self.ran, self.alone = file, ran, alone
-        self._every = configs.flat({key: value for key, value in tree.items() if key not in CHECKED})
+        tree = {key: value for key, value in tree.items() if key not in CHECKED}
+        self._every, self._whole = configs.flat(tree), configs.flat(tree, lists=False)
         self._given = [(key, value) for layer in given for key, value in configs.flat(layer).items()]
         self._typed = {value for _, value in self._given if isinstance(value, str)}
         texts = {value for value in self._every.values() if isinstance(value, str)}
@@ -87,9 +88,8 @@ class Foreign:
                                 "would write files or open a window, or send what it sees")
 
     def _refusal(self, key: str, value: object, what: str) -> ConfigError:
-        name, in_list, _ = key.partition("[")
-        whole = [one for end, one in self._every.items() if end.startswith(f"{name}[")]
-        again = f"{name}={yaml_text.show(whole) if in_list else yaml_text.show(value)}" if key else "it"
+        name = next((one for one in self._whole if key == one or key.startswith(f"{one}[")), key)
+        again = f"{name}={yaml_text.show(self._whole.get(name, value))}" if key else "it"
         return ConfigError(f"{self.file}: {f'{key}=' if key else ''}{value!r} {what}, which a run directory may not ask for; if "
                            f"you trust it, give {again} again")
 
@@ -122,13 +122,14 @@ def imported(config: ExperimentConfig) -> dict[str, object]:
     """Return key → value, a list as a whole, of what names a module of the user's that was imported here: who uses the run
     directory in another process gives it again."""
     tree = {key: value for key, value in configs.to_dict(config).items() if key not in CHECKED}
-    found: dict[str, object] = {}
-    for key, value in configs.flat(tree).items():
-        module = value.rpartition(":")[0] if isinstance(value, str) else ""
-        if module in sys.modules and module.partition(".")[0] not in (_OURS, *_KNOWN):
-            name, in_list, _ = key.partition("[")
-            found[name] = [one for end, one in configs.flat(tree).items() if end.startswith(f"{name}[")] if in_list else value
-    return found
+    return {key: value for key, value in configs.flat(tree, lists=False).items()
+            if any(map(_names_a_users_module, configs.flat(value).values()))}
+
+
+def _names_a_users_module(value: object) -> bool:
+    """Return whether this is a text `module:name` of a module that was imported here, and is neither ours nor gymnasium's."""
+    module = value.rpartition(":")[0] if isinstance(value, str) else ""
+    return module in sys.modules and module.partition(".")[0] not in (_OURS, *_KNOWN)
 
 
 def named(run: Path, config: ExperimentConfig, experiment: experiments.Experiment) -> str:

@@ -21,12 +21,12 @@ from parl_like.data.storage.archive import ArchiveError
 from parl_like.lab import experiment as experiments
 from parl_like.lab import foreign, runner, session
 from parl_like.lab.cli import main
-from parl_like.lab.config import resolve
+from parl_like.lab.config import flat, nested, resolve, to_dict
 from parl_like.lab.reports import plots
 from parl_like.lab.runs import rundir, stored
 from parl_like.lab.runs.checkpoint import Checkpoints, verify
 from parl_like.lab.runs.rundir import RunDir
-from parl_like.lab.yaml_text import ConfigError, UsageError, dump_yaml, load_yaml
+from parl_like.lab.yaml_text import ConfigError, UsageError, dump_yaml, load_yaml, show
 from parl_like.robots import single
 
 OURS = (UsageError, ArchiveError)
@@ -106,6 +106,19 @@ def test_what_is_to_be_given_again_is_named_where_a_run_ends(monkeypatch, capsys
                                      "parts": {"robot.tasks.RL.DQN.explorer": "mine:Explorer"}})
     assert foreign.imported(config) == {"hooks": ["mine:Hook", "TimePerStep"], "env.wrappers": ["mine:Wrapper"],
                                         "robot.tasks.RL.DQN.explorer": "mine:Explorer"}
+
+
+@pytest.mark.parametrize("options", [
+    {"inner": [["mine:A", 3], ["b"]]}, {"inner": [{"id": "mine:B", "n": [1, 2]}, "c"]}, {"1": {"0": "mine:C"}},
+    {"a[0]": "mine:D"}, {"deep": {"er": [[["mine:E"]]]}}], ids=str)
+def test_a_value_that_is_to_be_given_again_has_the_form_that_it_had(options, monkeypatch):
+    monkeypatch.setitem(sys.modules, "mine", types.ModuleType("mine"))
+    config = resolve(MODULE.Config, {"options": options})
+    assert nested(foreign.imported(config), {}) == {"options": options}
+    (key, value), = foreign.imported(config).items()
+    rule = foreign.Foreign(Path("config.yaml"), to_dict(config), [], ran=False)
+    name = next(text for text in flat(options).values() if str(text).startswith("mine:"))
+    assert f"if you trust it, give {key}={show(value)} again" in str(rule.refusal(name))
 
 
 def test_texts_with_a_colon_that_import_nothing_are_no_matter(tmp_path):
