@@ -267,6 +267,10 @@ def test_continuous_actions_keep_the_laws_of_values(algorithm):
     assert str(probe_algorithm(algorithm, laws=laws)).endswith("4 laws hold, 0 broken, 0 do not apply")
 
 
+def test_a_policy_of_real_actions_comes_back_from_what_its_critics_thought_at_first():
+    assert probe_algorithm(TD3, laws=("stops at termination",), seed=3, steps=1_000).broken == []
+
+
 def test_buffers_and_environments_that_break_laws():
     assert "rows come out as they went in" in probe_buffer(Late).broken
     assert probe_buffer(Newest).broken == ["draws every row"]

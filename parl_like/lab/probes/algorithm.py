@@ -30,6 +30,9 @@ OWN: dict[str, float] = {"gamma": GAMMA, "lr": 2e-3, "target_period": 25, "epsil
                          "sequence": 2, "burn_in": 1, "delay": 2, "behavior_updates": 300,
                          "conservative": 0.1,  # 5 would leave a third of the differences between values
                          "target_return": 1.0}  # the best that an episode earns where there is no γ
+ACTOR_LR = 5e-4
+"""The learning rate of policies of real actions: a quarter of the critics'. With the same one a policy follows critics that know
+nothing yet to an end of the Box, where its tanh has no slope by which it would come back. Then a law looks broken that is not."""
 END = 1
 """In each table the state that ends with 0: its value is known to be 0, so that each law sees no other's mistake."""
 
@@ -79,7 +82,7 @@ class AlgorithmProbe:
         tabular = "Table" in defaults["models"][0]
         own: dict[str, float] = {**OWN, "lr": 1e-2} if helper_name == "EpisodicHelper" else OWN
         if self.act == "Box":  # a slow target would show it no future
-            own = {**own, "tau": 0.05}
+            own = {**own, "tau": 0.05, "actor_lr": ACTOR_LR}
         given |= {f"{name}.{key}": value for key, value in own.items() if key in known and key not in self.options
                   and not (tabular and key == "lr")}
         if "model" not in self.options:
