@@ -99,7 +99,7 @@ $(VENV)/.light: setup.py pyproject.toml constraints.txt $(shell find parl_like a
 
 $(VENV)/.installed: $(VENV)/.light
 	@echo "installing the other extras and the tools of the tests"
-	$(call install,'parl_like[dev$(comma)plot$(comma)tb$(comma)grid$(comma)hdf5$(comma)minari$(comma)atari$(comma)pettingzoo$(comma)games$(comma)ray$(comma)sweep$(comma)wandb$(comma)mlflow$(comma)dashboard$(comma)notebooks]')  # itself it is there: no second build
+	$(call install,'parl_like[dev$(comma)plot$(comma)tb$(comma)grid$(comma)hdf5$(comma)minari$(comma)atari$(comma)pettingzoo$(comma)games$(comma)ray$(comma)sweep$(comma)wandb$(comma)mlflow$(comma)dashboard$(comma)export$(comma)notebooks]')  # itself it is there: no second build
 	$(call install,--no-deps minatar)  # what it draws with is not needed
 	@touch $@
 
