@@ -245,7 +245,7 @@ def test_mlflow_offline():
 
 
 def test_trackio_offline(tmp_path):
-    pytest.importorskip("trackio", reason="`make test` installs no trackio, which brings gradio and pandas; `make extras` runs it")
+    pytest.importorskip("trackio", reason="trackio brings gradio and pandas, so `make test` is without it; `make extras` runs it")
     code = f"import sys; from parl_like.lab.cli import main; sys.exit(main({['train', 'ppo-cartpole', *SHORT]!r} + sys.argv[1:]))"
     words = ["run_dir=run", "hooks=[TrackioHook]", "TrackioHook.project=mine"]  # where it writes is fixed when it is imported
     assert subprocess.run([sys.executable, "-c", code, *words], stdout=subprocess.DEVNULL, timeout=120).returncode == 0
