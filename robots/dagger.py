@@ -1,9 +1,9 @@
 """DAgger, dataset aggregation (Ross, Gordon and Bagnell 2011): an agent goes where its policy leads, and stores what an expert
 would do there.
 
-    func = create_algorithm_func(MLPActorCritic, spaces, BC, {})
-    tasks = {"RL": ComputationTask(func, OffPolicyHelper)}
-    robot = Robot("CartPole-v1", agent=lambda: DAggerAgent(expert), tasks=tasks)
+    parl-like train dagger-cartpole expert=runs/expert decay=0
+
+    robot = Robot.of("BC", "CartPole-v1", agent=lambda: DAggerAgent(expert))    # any function of an observation
 
 So the rows of the task's buffer are of states that the policy comes to, and none of these is new to what clones them.
 """
@@ -11,14 +11,40 @@ So the rows of the task's buffer are of states that the policy comes to, and non
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from functools import cache, partial
+from pathlib import Path
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 from parl_like.agents.agent import Agent
+from parl_like.lab import pretrained
+from parl_like.lab.policies.policy import Policy
+from parl_like.lab.runner import load_run
+from parl_like.lab.yaml_text import ConfigError
+from parl_like.robots import single
+from parl_like.robots.spaces import Share
+from parl_like.run.robot import Robot
 from parl_like.values import plain
+from parl_like.values.errors import unknown
 from parl_like.values.plain import State
 
 Expert = Callable[[Any], Any]
 """Observation → the expert's action, both as the environment has them; such as `load_run("runs/expert").act`."""
+
+
+class Config(single.Config, frozen=True, kw_only=True):
+    """As of `single`; each step of an agent is one answer of the expert.
+
+    Attributes:
+        expert: Name of an experiment whose policy ships (`parl-like eval NAME --pretrained`), or the directory of a run or of an
+            exported policy.
+        decay: As for `DAggerAgent`.
+    """
+
+    algorithm: str = "BC"
+    expert: Annotated[str, Meta(min_length=1)] = "dqn-cartpole"
+    decay: Share = 0.5
 
 
 class DAggerAgent(Agent):
@@ -63,3 +89,40 @@ class DAggerAgent(Agent):
         """Restore what `state_dict` gave; raises as `Agent.load_state_dict`."""
         super().load_state_dict(state)
         self.begun = plain.whole(state["begun"])
+
+
+@cache
+def policy_of(expert: str) -> Expert:
+    """Return what an expert does that has a name or a directory, see `Config`.
+
+    Raises:
+        UsageError, ArchiveError: a file of it is not as it was written. ValueError: it looks back at earlier observations.
+    """
+    run = pretrained.run_of(expert) if expert in pretrained.shipped() else Path(expert)
+    if (run / "run.json").exists():
+        robot: Robot = load_run(run)
+        return robot.act
+    policy = Policy.load(expert, drawn=False)
+    if policy.remembers:
+        raise ValueError(f"DAgger: the policy in {expert} remembers what it saw before; expected a function of one observation")
+    return policy
+
+
+def ask(expert: str, obs: Any) -> Any:
+    """Return what an expert would do, which is read at the first question: evaluations have none."""
+    return policy_of(expert)(obs)
+
+
+def build(config: Config) -> Robot:
+    """Return the robot of a configuration.
+
+    Raises:
+        ConfigError: as of `single`; there is no such expert; or no agent acts in an environment of its own.
+    """
+    if not Path(config.expert).is_dir() and config.expert not in (known := pretrained.shipped()):
+        raise ConfigError(f"Config: key 'expert': {unknown('policy that ships', config.expert, known)}; or the directory of a "
+                          "run or of an exported policy")
+    if config.env.vector or config.helper == "OfflineHelper":
+        raise ConfigError("Config: with an expert each agent acts in one environment; expected env.vector=0, and another helper "
+                          "than OfflineHelper")
+    return single.build(config, agent=partial(DAggerAgent, partial(ask, config.expert), config.decay))

@@ -39,8 +39,8 @@ and one of the spaces that each takes. `parl-like train NAME` trains an experime
 evaluation after training. Where there is no mark, a link leads to the page with the results. Solvers of games have rows
 of `python -m benchmarks.solvers`, whose scores are −`nash_conv`."""
 
-ROBOTS = {"BC": ["nfsp"], "DQN": ["self_play"], "DynamicsLearner": ["auxiliary"], "WorldModel": ["thinker", "thinker_shared"],
-          "PPO": ["hierarchy"], "OptionCritic": ["options"],
+ROBOTS = {"BC": ["nfsp", "dagger"], "DQN": ["self_play"], "DynamicsLearner": ["auxiliary"],
+          "WorldModel": ["thinker", "thinker_shared"], "PPO": ["hierarchy"], "OptionCritic": ["options"],
           "LearningProgress": ["curriculum"], "Discriminator": ["skills"], "EnsembleLearner": ["mbpo"], "MuZeroModel": ["muzero"]}
 """Class → the robots of several tasks that it is part of, where these have other names."""
 

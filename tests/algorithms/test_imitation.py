@@ -11,7 +11,12 @@ import torch
 from parl_like import ComputationTask, OffPolicyHelper, Robot, create_algorithm_func
 from parl_like.algorithms import BC, GAIL, PPO
 from parl_like.data.datasets import from_arrays
+from parl_like.lab import pretrained, runner
+from parl_like.lab.config import resolve
+from parl_like.lab.policies import exporting
+from parl_like.lab.yaml_text import ConfigError
 from parl_like.models import MLPActorCritic, MLPImitator
+from parl_like.robots import dagger
 from parl_like.robots.dagger import DAggerAgent
 from parl_like.values.batch import Batch
 
@@ -121,6 +126,26 @@ def test_the_count_of_episodes_is_resumed(tmp_path):
         assert one.agents[0].begun == other.agents[0].begun > 0
     with pytest.raises(ValueError, match="decay is 2"):
         DAggerAgent(balance, 2.0)
+
+
+def test_an_expert_is_a_policy_that_ships_a_run_or_an_exported_policy(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with runner.load_run(pretrained.run_of("dqn-cartpole")) as robot:
+        exporting.write(robot, "exported")
+        seen = np.random.default_rng(0).normal(size=(20, 4)).astype(np.float32)
+        wanted = [robot.act(obs) for obs in seen]
+    for expert in ("dqn-cartpole", "runs/pretrained/dqn-cartpole", "exported"):
+        dagger.policy_of.cache_clear()
+        assert [dagger.ask(expert, obs) for obs in seen] == wanted and len(set(map(int, wanted))) == 2
+
+
+@pytest.mark.parametrize(("given", "said"), [
+    ({"expert": "dqn-cartpol"}, "key 'expert': .*did you mean 'dqn-cartpole'.*or the directory of a run"),
+    ({"helper": "OfflineHelper"}, "another helper than OfflineHelper"),
+    ({"env.vector": 2}, "expected env.vector=0")])
+def test_a_robot_without_an_expert_or_agents_that_could_ask_it_is_refused(given, said):
+    with pytest.raises(ConfigError, match=said):
+        dagger.build(resolve(dagger.Config, {}, given))
 
 
 def test_a_checkpoint_is_refused_with_rows_of_another_expert():
