@@ -156,9 +156,9 @@ def table(marks: Sequence[Mark]) -> list[str]:
         same = list(group)
         one = same[0]
         scores = " ".join(f"{mark.score:.4g}" for mark in same)
-        solved = sum(mark.solved is True for mark in same)
+        solved = f"{sum(mark.solved is True for mark in same)} of {len(same)}" if one.expect else "–"
         lines.append(f"| {one.title} | {one.env_steps:,} | {_expected(one)} | {scores} "
-                     f"| {median(mark.score for mark in same):.4g} | {solved} of {len(same)} |")
+                     f"| {median(mark.score for mark in same):.4g} | {solved} |")
     return lines
 
 
