@@ -23,7 +23,8 @@ _ASSIGNMENT = re.compile(r"[A-Za-z_][\w.]*=")
 
 EPILOG = """Exit codes: 0 done, 1 error, 2 bad usage or configuration, 3 stopped by a signal after a clean save,
 4 training diverged.
-First run: parl-like list; parl-like train NAME; parl-like play RUN"""
+First run: parl-like list; parl-like train NAME; parl-like play RUN
+`parl-like VERB --help` explains the words and options of a verb."""
 
 VERBS = (*one_run.VERBS, *many_runs.VERBS, *tools.VERBS)
 

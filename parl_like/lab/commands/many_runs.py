@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from parl_like.lab import text
-from parl_like.lab.commands.options import ERROR, RUN, RUNS, RUNS_DIR, SOURCE, STOPPED, Verb, option, whole, words
+from parl_like.lab.commands.options import ERROR, EXPERIMENT, RUN, RUNS, RUNS_DIR, SOURCE, STOPPED, Verb, option, whole, words
 from parl_like.lab.commands.printing import show, table
 
 if TYPE_CHECKING:
@@ -202,11 +202,11 @@ VERBS = (
     Verb("list", "list the experiments, and the runs in runs/", _list, (
         option("--runs", "where runs are (default: runs)", default=RUNS_DIR, metavar="DIR"),
         option("--spaces", "instead: which algorithm takes which actions, observations, masks, memory", action="store_true"),
-        SOURCE,
+        (SOURCE[0], {**SOURCE[1], "help": "also list the experiments that this file or module registers"}),
     ), (("--spaces", "--runs"), ("--spaces", "--from"))),
     Verb("plot", "draw the learning curve of one or several runs", _plot, (
         RUNS,
-        option("--out", "the picture (png, svg or pdf)", metavar="FILE"),
+        option("--out", "the picture (png, svg or pdf; default: in the plots/ of one run, else beside the runs)", metavar="FILE"),
         option("--metric", "column of metrics.csv (default: return/mean)", metavar="KEY"),
     )),
     Verb("report", "compare what groups of runs have reached, as a Markdown table", _report, (
@@ -237,8 +237,7 @@ VERBS = (
                action="store_true"),
     ), (("--keep", "--seeds"), ("--keep", "--jobs"), ("--keep", "--out"), ("--keep", "assignments"))),
     Verb("sweep", "train an experiment with many settings and seeds, and compare what they reach", _sweep, (
-        option("experiment", "as for train", metavar="EXPERIMENT"),
-        words("what to vary, e.g. seed=0..4 lr=1e-4,1e-3 (all combinations)"),
+        EXPERIMENT, words("what to vary, e.g. seed=0..4 lr=1e-4,1e-3 (all combinations)"),
         option("--random", "instead: N settings at random, also of intervals (lr=1e-5..1e-2)", type=whole(1), default=0,
                metavar="N"),
         option("--optuna", "instead: N settings that Optuna chooses by the scores so far; it ends runs early that fall behind "

@@ -12,6 +12,7 @@ from parl_like.lab.commands.options import (
     BEST,
     ERROR,
     EXACT,
+    EXPERIMENT,
     NO_SNAPSHOT,
     PRETRAINED,
     QUIET,
@@ -164,10 +165,9 @@ AFTER, NEWEST = "default: as after training", "newest (the last that no failure 
 
 VERBS = (
     Verb("train", "train an experiment in a new run directory", _train, (
-        option("experiment", "one of `parl-like list`, or your own: FILE.py, FILE.py:NAME, package.module:NAME",
-               metavar="EXPERIMENT"),
-        words("configuration, e.g. total_steps=20000 seed=3 hidden=[64,64]"),
-        option("--config", "YAML file of configuration values; key=value words come before it", metavar="FILE"),
+        EXPERIMENT, words("configuration, e.g. total_steps=20000 seed=3 hidden=[64,64]"),
+        option("--config", "YAML file of configuration values; where a key=value word gives another value, the word counts",
+               metavar="FILE"),
         option("--show-config", "print all that can be set, as it is, and stop", action="store_true"),
         TIMELINE, QUIET, NO_SNAPSHOT,
     )),
@@ -176,12 +176,12 @@ VERBS = (
         checkpoint("newest", NEWEST), EXACT, SOURCE, TIMELINE, QUIET, NO_SNAPSHOT,
     )),
     Verb("eval", "evaluate a trained run without exploration", _eval, (
-        RUN, AGAIN,
+        RUN, words(f"{AGAIN[1]['help']}; another eval_score="),
         option("--episodes", f"how many; {AFTER}", type=whole(1), default=0, metavar="N"),
         option("--seed", f"of the environments; {AFTER}", type=whole(0), metavar="N"), checkpoint("latest"), BEST, SOURCE,
         *SNAPSHOT, PRETRAINED,
     )),
-    Verb("play", "record episodes of a trained run as GIF files; of a planning robot also its plans", _play, (
+    Verb("play", "record episodes of a trained run as GIF files in its videos/; of a planning robot also its plans", _play, (
         RUN, AGAIN,
         option("--episodes", "how many, each in a file (default: 1)", type=whole(1), default=1, metavar="N"),
         option("--seed", "of the environment (default: the run's)", type=whole(0), metavar="N"),

@@ -76,10 +76,13 @@ def checkpoint(default: str, more: str = "") -> Option:
     return option("--checkpoint", f"{more}latest, best, or a step; default: {default}", default=default, metavar="WHICH")
 
 
+EXPERIMENT = option("experiment", "one of `parl-like list`, or your own: FILE.py, FILE.py:NAME, package.module:NAME",
+                    metavar="EXPERIMENT")
 RUN = option("run", "run directory, as `parl-like list` shows them", metavar="RUN")
 RUNS = option("runs", "run directories, of one or several experiments", nargs="+", metavar="RUN")
-AGAIN = words("what names a module, given again (env=module:Id); another eval_score=")
-BEST = option("--best", "the same as --checkpoint best", dest="checkpoint", action="store_const", const="best")
+AGAIN = words("what names a module, given again (env=module:Id)")
+BEST = option("--best", "the same as --checkpoint best: that of the best evaluation while training (eval_every=)",
+              dest="checkpoint", action="store_const", const="best")
 EXACT = option("--exact", "the same as --checkpoint exact: the newest of the schedule; what came after it is done again, and "
                           "the run's trace is that of one that was never interrupted", dest="checkpoint",
                action="store_const", const="exact")
@@ -89,8 +92,8 @@ QUIET = option("--quiet", "show nothing: log.txt in the run directory has it all
                action="store_true")
 NO_SNAPSHOT = option("--no-snapshot", "do not keep the Python sources in the run directory", action="store_true")
 SNAPSHOT = (option("--snapshot", "by the sources that the run was trained with, in a process of its own", action="store_true"),
-            option("--trust", "the same where you have not run these sources yourself: their hash, as the refusal names it",
-                   default="", metavar="HASH"))
+            option("--trust", "the same for sources that you have not run yourself, but have read: their hash, which --snapshot "
+                              "names", default="", metavar="HASH"))
 PRETRAINED = option("--pretrained", "RUN is the name of an experiment whose trained policy ships: it is copied to "
                                     "runs/pretrained/NAME", action="store_true")
 SOURCE = option("--from", "file or module that registers the run's experiment, where that is your own", dest="source",
