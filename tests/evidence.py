@@ -55,8 +55,10 @@ def exists(where: str) -> bool:
 
 
 def of_marks(groups: Sequence[Sequence[Mark]]) -> str:
-    """Return the light of some experiments, by the marks of each: whether most seeds of all of them are solved."""
-    solved = [2 * sum(mark.solved is True for mark in group) > len(group) for group in groups if group]
+    """Return the light of some experiments, by the marks of each: whether most seeds of all of them that have a goal
+    are solved."""
+    asked = [[mark.solved for mark in group if mark.solved is not None] for group in groups]
+    solved = [2 * sum(group) > len(group) for group in asked if group]
     return NONE if not solved else GREEN if all(solved) else YELLOW
 
 

@@ -66,3 +66,5 @@ def test_a_mark_is_green_where_most_seeds_of_all_experiments_reach_it():
     reached, missed = [Mark(True), Mark(True), Mark(False)], [Mark(True), Mark(False)]
     assert evidence.of_marks([reached, []]) == evidence.GREEN and evidence.of_marks([reached, missed]) == evidence.YELLOW
     assert evidence.of_marks([]) == evidence.of_marks([[]]) == evidence.NONE
+    without_a_goal = [Mark(None)]
+    assert evidence.of_marks([without_a_goal]) == evidence.NONE and evidence.of_marks([reached, without_a_goal]) == evidence.GREEN
