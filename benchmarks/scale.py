@@ -118,7 +118,7 @@ def whole_run(work: Work, network: str, driver: Any, rounds: int, seconds: float
         robot.run(StopAfterSteps(2 * work.rows))
         periods = max(round(rounds * seconds / (perf_counter() - begin) * 2), 2 * rounds)
         robot.run(StopAfterSteps((1 + periods) * work.rows) | StopWhen(note))
-    times = seen[2:] if work.mode == "sync" else seen[2::max(len(seen) // rounds, 1)]
+    times = seen[2:] if work.mode == "sync" else seen[2::max((len(seen) - 3) // rounds, 1)]
     found = [(after - before) * work.rows / (steps - first) for (_, first, before), (_, steps, after) in pairwise(times)
              if steps > first]
     return Measured(float(np.quantile(found, 0.1)), float(np.median(found)))
@@ -293,9 +293,10 @@ class Measuring:
         self.measure_networks()
         cores = self.result["machine"]["cores"]
         most = max(w for w in self.workers if w <= max(8, self.workers[0]))
+        two = max(most, 2)  # with one worker its rows are all rows, and no measurement tells the two apart
         block = np.ones(8 << 20, np.uint8)
         core = CoreCosts(weight_byte=timed(block.copy, 0.02) / block.size)
-        core = self.fit(fit_settings(most), core, FITTED)
+        core = self.fit(fit_settings(two), core, FITTED)
         self.result["core"]["processes"] = as_dict(core)
         if self.device != "cpu":
             for network, work in device_settings(most):

@@ -11,7 +11,7 @@ torch's, to rounding.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -93,9 +93,16 @@ def filled(x: Tensor) -> Tensor:
     return F.pad(x, (0, 0) * (x.ndim - 1) + (0, rest)) if rest else x
 
 
-def rows_for(module: nn.Module, *rows: Tensor) -> list[Tensor]:
-    """Return rows for a prediction of a module with `compiled`, `filled` where that is set: once for all its layers."""
-    return [filled(one) if module.compiled and not module.training else one for one in rows]
+def small(shape: Sequence[int]) -> bool:
+    """Return whether images of this shape [C, H, W] can be convolved here."""
+    return len(shape) == 3 and shape[0] <= CHANNELS and shape[1] * shape[2] <= PIXELS
+
+
+def rows_for(module: nn.Module, shapes: Iterable[Sequence[int]], *rows: Tensor) -> list[Tensor]:
+    """Return rows for a prediction of a module with `compiled`, whose layers make images of these shapes [C, H, W]: `filled` where
+    `compiled` is set and one of them is `small`, once for all layers."""
+    pays = module.compiled and not module.training and any(map(small, shapes))
+    return [filled(one) for one in rows] if pays else list(rows)
 
 
 def convolve(x: Tensor, w: Tensor, bias: Tensor | None = None, add: Tensor | None = None, relu: bool = False) -> Tensor:

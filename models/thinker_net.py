@@ -360,7 +360,7 @@ class ThinkerNet(Model):
         """
         n = len(obs)
         act = torch.zeros(n, dtype=torch.int64, device=obs.device) if act is None else act
-        obs, act = small_images.rows_for(self, obs, act)
+        obs, act = small_images.rows_for(self, self._shapes.values(), obs, act)
         with self._precision(obs.device):
             state = self._root(self.normalize(obs), self._one_hot(act))
             out = self.vp_heads(state["vp_h"])
@@ -387,7 +387,7 @@ class ThinkerNet(Model):
             raise ValueError("ThinkerNet: net='perfect' imagines nothing; step the environment from a snapshot and call "
                              "initial(obs, act)")
         x, n = None, len(act)
-        act, *values = small_images.rows_for(self, act, *state.values())
+        act, *values = small_images.rows_for(self, self._shapes.values(), act, *state.values())
         state = dict(zip(state, values, strict=True))
         with self._precision(act.device):
             a = self._one_hot(act)

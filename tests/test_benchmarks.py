@@ -55,7 +55,7 @@ def ours(monkeypatch):
     ("dqn_cartpole", ["--rounds", "1", "--scale", "0.02", "--case", "learn every 4"]),
     ("sac_pendulum", ["--rounds", "1", "--scale", "0.02"]),
     ("native_update", ["--rounds", "1", "--scale", "0.05", "--case", "DQN, 64 rows"]),
-    pytest.param("scale", ["--rounds", "1", "--seconds", "0.01", "--no-ray", "--workers", "1"], marks=pytest.mark.slow),
+    pytest.param("scale", ["--rounds", "1", "--seconds", "0.1", "--no-ray", "--workers", "1"], marks=pytest.mark.slow),
     ("learning", ["--seeds", "2", "--scale", "0.0052", "--episodes", "1", "--points", "2", "--case", "sac pendulum"]),
 ])
 def test_json_out(name, argv, capsys):
@@ -138,11 +138,16 @@ def test_json_out(name, argv, capsys):
     elif name == "native_update":
         assert result["cases"]["DQN, 64 rows"]["ratios"]["vs by torch"] > 0
     elif name == "scale":
+        failed = [one["failed"] for one in result["checks"] if "failed" in one]
+        assert not failed
         assert all(one["steps_per_s"] > 0 and one["predicted"] > 0 for one in result["checks"]) and len(result["fitted"]) == 17
     elif name == "learning":
         case = result["cases"]["sac pendulum"]
         assert all(len(curve) == 2 and curve[-1][0] >= case["steps"] == 104 for curve in case["parl_like"]["curves"])
         assert case["parl_like"]["scores"] == [curve[-1][2] for curve in case["parl_like"]["curves"]]
+    elif name == "start":
+        assert {"import torch", "train total_steps=1"} < result["cases"].keys()
+        assert all(one["seconds"] > 0 and one["mib"] > 0 for one in result["cases"].values())
     elif "processes" in argv:
         assert all(0 < seconds < 60 for seconds in result["processes"]["recovery"]["seconds"])
         assert result["processes"]["weights"]["with"]["publications"] > 0

@@ -273,6 +273,18 @@ def test_a_thinker_net_is_the_same_either_way(options, n):
             assert len(a) == n
 
 
+@pytest.mark.parametrize("channels, expected", [(8, 16), (64, 3)])
+def test_rows_are_added_where_these_loops_compute(channels, expected):
+    """Wide images are torch's: there an added row is work for nothing."""
+    one, seen = compiled(ThinkerNet(BOARDS, Discrete(5), channels=channels, strides=(1, 1, 1, 1))).eval(), set()
+    one.vp_heads.register_forward_hook(lambda module, given, out: seen.add(len(given[0])))
+    with torch.inference_mode():
+        obs, acts = torch.zeros(3, 5, 6, 6, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64)
+        v, _, state = one.initial(obs, acts)
+        r, *_ = one.recurrent(state, acts)
+    assert seen == {expected} and len(v) == len(r) == 3
+
+
 def test_a_task_decides_who_computes_and_copies_of_it_keep_to_that():
     for native in (True, False):
         task = ComputationTask(WorldModel(net()), native=native)
