@@ -202,7 +202,7 @@ def reference(module: str, names: list[str]) -> str:
     for name in names:
         value = getattr(import_module(module), name)
         if isinstance(value, type):
-            said = f".. autoclass:: {module}.{name}\n   :members:\n   :show-inheritance:\n"
+            said = f".. autoclass:: {module}.{name}\n   :members:\n   :show-inheritance:\n{inherited(value)}"
         elif inspect.ismodule(value):
             said = f".. automodule:: {module}.{name}\n   :members:\n"
         elif inspect.isroutine(value):
@@ -211,6 +211,14 @@ def reference(module: str, names: list[str]) -> str:
             said = f".. py:data:: {module}.{name}\n\n{textwrap.indent(rst(text_of_data(module, name)), '   ')}"
         parts.append(f"## {name}\n\n```{{eval-rst}}\n{said}```")
     return "\n\n".join(parts) + "\n"
+
+
+def inherited(one: type) -> str:
+    """Return the option by which a class shows what it has of bases of ours that no page is about; empty: it has no such base."""
+    public = {getattr(import_module(module), name) for module, names in rooms().items() for name in names
+              if isinstance(getattr(import_module(module), name), type)}
+    elsewhere = [base for base in one.__mro__[1:] if base in public or not base.__module__.startswith("parl_like.")]
+    return f"   :inherited-members: {', '.join(base.__name__ for base in elsewhere)}\n" * (len(elsewhere) < len(one.__mro__) - 1)
 
 
 def text_of_data(module: str, name: str) -> str:
