@@ -99,8 +99,8 @@ def small(shape: Sequence[int]) -> bool:
 
 
 def rows_for(module: nn.Module, shapes: Iterable[Sequence[int]], *rows: Tensor) -> list[Tensor]:
-    """Return rows for a prediction of a module with `compiled`, whose layers make images of these shapes [C, H, W]: `filled` where
-    `compiled` is set and one of them is `small`, once for all layers."""
+    """Return rows for a prediction of a module with `compiled`, whose layers make images of these shapes [C, H, W]: `filled`
+    where `compiled` is set and one of them is `small`, once for all layers."""
     pays = module.compiled and not module.training and any(map(small, shapes))
     return [filled(one) for one in rows] if pays else list(rows)
 

@@ -202,7 +202,8 @@ def reference(module: str, names: list[str]) -> str:
     for name in names:
         value = getattr(import_module(module), name)
         if isinstance(value, type):
-            said = f".. autoclass:: {module}.{name}\n   :members:\n   :show-inheritance:\n{inherited(value)}"
+            said = f".. autoclass:: {module}.{name}\n   :members:\n   :show-inheritance:\n"
+            said += inherited(value) if module == "parl_like" else ""
         elif inspect.ismodule(value):
             said = f".. automodule:: {module}.{name}\n   :members:\n"
         elif inspect.isroutine(value):
