@@ -18,7 +18,7 @@ class Multitask(gym.Env[Any, Any]):
 
     With `choose="progress"` the environment is its own curriculum: the chance of a task is its learning progress, the distance
     between a fast and a slow running mean of its returns; a share of the episodes, and all before each was played, are even.
-    What it has counted outlives a `reset(seed=…)`, which else says all episodes after it.
+    `reset(seed=…)` decides all episodes that follow, whatever was played before. The returns counted for "progress" stay.
 
     Args:
         makers: What make the environments.
@@ -49,7 +49,7 @@ class Multitask(gym.Env[Any, Any]):
         self.observation_space = gym.spaces.Dict({"obs": obs, "task": gym.spaces.Discrete(n)}) if shows_task else obs
         self.task, self.total = 0, 0.0
         self.seeded: set[int] = set()
-        """Tasks whose environments have had a seed since the last one of their own."""
+        """Tasks whose environment was seeded since the last `reset(seed=…)`."""
         self.means, self.counts = np.zeros((2, n)), np.zeros(n, np.int64)
 
     def chances(self) -> np.ndarray[Any, np.dtype[np.float64]]:

@@ -11,7 +11,7 @@ from parl_like.lab.yaml_text import UsageError
 
 @contextmanager
 def written(what: object, option: str) -> Iterator[None]:
-    """Raises UsageError in the place of an OSError, and of an ArchiveError, which says that something else is there.
+    """Turn what the block raises where it writes, an OSError or an ArchiveError, into a UsageError that names the option.
 
     Args:
         what: What is written, with its place.
