@@ -146,6 +146,7 @@ WHOLE = {"NFSP": "nfsp", "SelfPlay": "self_play"}
 """Members that are no algorithm but a robot, by its name."""
 
 
+@functools.cache
 def members() -> dict[str, list[Any]]:
     """File of `algorithms/` → its public algorithms, and what the faces of folders there offer, in the order in which they stand
     in it."""

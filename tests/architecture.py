@@ -6,6 +6,7 @@ left out of the picture.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections import defaultdict
 from html import escape
@@ -38,11 +39,17 @@ COLUMN, ROW, HEIGHT, MARGIN = 84, 92, 54, 12
 
 def arrows() -> dict[str, set[str]]:
     """Room → the rooms that its files import."""
-    found: dict[str, set[str]] = {room_of(module_of(path)): set() for path in FILES}
-    for path in FILES:
-        room = room_of(module_of(path))
-        found[room] |= {room_of(module) for _, module in imports_of(path) if module.startswith("parl_like.")} - {room}
+    found: dict[str, set[str]] = {}
+    for room, others in map(arrows_of, FILES):
+        found[room] = found.get(room, set()) | others
     return found
+
+
+@functools.cache
+def arrows_of(path: Path) -> tuple[str, set[str]]:
+    """Return the room of a file, and those that it imports."""
+    room = room_of(module_of(path))
+    return room, {room_of(module) for _, module in imports_of(path) if module.startswith("parl_like.")} - {room}
 
 
 def direct(found: dict[str, set[str]]) -> set[tuple[str, str]]:

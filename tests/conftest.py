@@ -1,6 +1,8 @@
 """What all tests share: one torch thread (the networks are small, and a second costs more than it gives), shared memory of their
 own, examples; and that none of them ends the others."""
 
+import copy
+import functools
 import gc
 import logging
 import os
@@ -19,6 +21,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from parl_like.drivers.workers.processes import FORK_SERVER
+from parl_like.lab import yaml_text
 
 # A shell that starts a job in the background makes it ignore Ctrl-C, and the children with it; some tests are about Ctrl-C.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -35,6 +38,10 @@ if MEMORY:
 
 # No test pulls a plug: what the disk of this machine has really written is waited for by those alone that start a process.
 os.fsync = lambda descriptor: None
+
+# YAML is parsed in Python, and the same experiments are read by hundreds of tests: each text once.
+_parsed = functools.lru_cache(maxsize=1000)(yaml_text.parse)
+yaml_text.parse = lambda text, source, key: copy.deepcopy(_parsed(text, source, key))
 
 # Ray's workers would have the lowest priority, so that they begin minutes later beside other tests; and some begin for nobody.
 os.environ |= {"RAY_worker_niceness": "0", "RAY_prestart_worker_first_driver": "0"}

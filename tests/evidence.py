@@ -33,6 +33,7 @@ three and four runs.
 """
 
 
+@functools.cache
 def load() -> dict[str, dict[str, Any]]:
     """Return name → kind → a test, `file::name`, or a row of a page, `file: text`; and `published`, a list of figures."""
     return load_yaml_file(FILE)

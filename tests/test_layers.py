@@ -1,6 +1,7 @@
 """The import arrows of design.md, held against the code."""
 
 import ast
+import functools
 import re
 from pathlib import Path
 
@@ -38,15 +39,20 @@ def module_of(path):
     return ".".join(parts if parts[0] == "parl_like" else ("parl_like", *parts))
 
 
+@functools.cache
+def import_nodes(path):
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node for node in nodes if isinstance(node, (ast.Import, ast.ImportFrom))]
+
+
 def imports_of(path):
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.ImportFrom):
-            if node.module == "parl_like":
-                yield from ((node.lineno, f"parl_like.{alias.name}") for alias in node.names)
-            else:
-                yield node.lineno, "." * node.level + (node.module or "")
-        elif isinstance(node, ast.Import):
+    for node in import_nodes(path):
+        if isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
+        elif node.module == "parl_like":
+            yield from ((node.lineno, f"parl_like.{alias.name}") for alias in node.names)
+        else:
+            yield node.lineno, "." * node.level + (node.module or "")
 
 
 # rglob does not walk through directory links, so each file is read once, under its root path.
@@ -93,10 +99,10 @@ def test_no_files_import_each_other():
     modules = {module_of(path).removesuffix(".__init__"): path for path in FILES}
     knows = {}
     for name, path in modules.items():
-        tree = ast.parse(path.read_text(encoding="utf-8"))
-        imported = {f"{node.module}.{alias.name}" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module
+        nodes = import_nodes(path)
+        imported = {f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) and node.module
                     for alias in node.names}
-        imported |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
+        imported |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
         # A name in a file, or a file in a folder; a compiled module knows nobody.
         found = {full if full in modules else full.rpartition(".")[0] for full in imported if not compiled(full)}
         knows[name] = {other for other in found if other in modules and other != name}

@@ -6,6 +6,7 @@ import importlib
 import importlib.metadata
 import importlib.util
 import math
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
@@ -196,6 +197,11 @@ def names() -> list[str]:
     return sorted({*_files(), *installed(), *_registered})
 
 
+def is_known(name: str) -> bool:
+    """Return whether an experiment has this name; nothing is imported for it."""
+    return name in _registered or name in _files() or name in installed()
+
+
 def get(name: str) -> Experiment:
     """Return the experiment of this name; that of an installed package is imported.
 
@@ -212,7 +218,7 @@ def get(name: str) -> Experiment:
         if name not in _registered:
             raise ExperimentError(f"experiment {name!r}: {point.module} is its entry point, but does not register it")
         return _registered[name]
-    tree = load_yaml_file(files[name])
+    tree = load_yaml_file(Path(files[name]))
     try:
         experiment = msgspec.convert({"name": name, **tree}, Experiment)
     except msgspec.ValidationError as error:
@@ -229,5 +235,7 @@ def _robots_folders() -> list[Path]:
     return [Path(folder) for folder in (spec.submodule_search_locations if spec else None) or []]
 
 
-def _files() -> dict[str, Path]:
-    return {path.stem: path for folder in _robots_folders() for path in sorted((folder / "experiments").glob("*.yaml"))}
+def _files() -> dict[str, str]:
+    folders = [os.path.join(folder, "experiments") for folder in _robots_folders()]
+    return {name.removesuffix(".yaml"): os.path.join(folder, name) for folder in folders if os.path.isdir(folder)
+            for name in sorted(os.listdir(folder)) if name.endswith(".yaml")}

@@ -45,7 +45,7 @@ def chosen(word: str, name: str = "") -> Experiment:
     """
     origin, colon, inside = word.partition(":")
     path = os.sep in origin or not colon and os.path.lexists(origin)  # `package:NAME` may be a folder here
-    if path and not origin.endswith(".py") and origin not in experiments.names():
+    if path and not origin.endswith(".py") and not experiments.is_known(origin):
         there = "a directory" if os.path.isdir(origin) else "a file" if os.path.lexists(origin) else "the path of nothing"
         if os.path.isfile(os.path.join(origin, "run.json")):
             there = f"a run directory, which goes on with `parl-like resume {shlex.quote(origin)}`"
@@ -85,8 +85,9 @@ def of_run(run: Path, name: str, source: ExperimentSource | None, given: str = "
     if given:
         return chosen(given if ":" in given else f"{given}:{name}", name)
     known = experiments.source_of(name)
-    if source is None and name not in (every := experiments.names()):
-        raise ExperimentError(f"{unknown('experiment', name, every)}; for one of your own give --from FILE (load_run: source=)")
+    if source is None and not experiments.is_known(name):
+        raise ExperimentError(f"{unknown('experiment', name, experiments.names())}; for one of your own give --from FILE "
+                              "(load_run: source=)")
     if source is None or known == source or (known is None and experiments.is_registered(name)):
         return experiments.get(name)
     if source.module and (point := experiments.installed().get(name)) is not None and point.module == source.module:
