@@ -15,7 +15,9 @@ BLOCK = """
 import sys
 sys.modules.update(dict.fromkeys({modules}))  # None: it cannot be imported, and is not found
 from parl_like.lab.cli import main
-sys.exit(main(sys.argv[1:]))
+for command in {commands}:
+    if code := main(command):
+        sys.exit(code)
 """
 
 
@@ -44,8 +46,8 @@ def test_the_second_stage_stands_on_the_first_and_train_needs_the_first_only():
 def test_what_make_trains_needs_no_package_of_the_second_stage(tmp_path, experiment, words):
     modules = {"ray", "minari", "ale_py", "pettingzoo", "tensorboard", "google", "h5py", "minatar", "pytest",
                "hypothesis", "mypy"}
-    code = BLOCK.format(modules=sorted(modules))
-    for command in (["train", experiment, f"run_dir={tmp_path / 'run'}", "eval_episodes=1", *words],
-                    ["play", str(tmp_path / "run"), "--steps", "5"]):
-        done = subprocess.run([sys.executable, "-c", code, *command], cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, (command, done.stderr[-2000:])
+    run = str(tmp_path / "run")
+    commands = [["train", experiment, f"run_dir={run}", "eval_episodes=1", *words], ["play", run, "--steps", "5"]]
+    code = BLOCK.format(modules=sorted(modules), commands=commands)
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
