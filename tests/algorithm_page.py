@@ -46,7 +46,6 @@ ROBOTS = {"BC": ["nfsp", "dagger"], "DQN": ["self_play"], "DynamicsLearner": ["a
 
 WITHOUT = {
     "FQE": "it values the policy of another run, from that run's rows, see [offline](recipes/offline.md#what-is-a-policy-worth)",
-    "ICM": "no mark has been measured, and `Robot.of(\"PPO\", \"CartPole-v1\", curiosity=\"ICM\")` is a robot with it",
     "SPR": "no mark has been measured, and another experiment takes it, `parl-like train auxiliary-cartpole learners=[SPR]`, "
            "see [skills](skills.md)",
 }
