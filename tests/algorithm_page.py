@@ -15,6 +15,7 @@ from typing import Any
 
 import evidence
 import leaderboard
+import with_without
 from docstring_text import divided
 
 from parl_like import Algorithm, algorithms
@@ -352,5 +353,6 @@ if __name__ == "__main__":
     families.TABLE.write_text(families_table(), encoding="utf-8")
     PAGE.write_text(page(), encoding="utf-8")
     leaderboard.PAGE.write_text(leaderboard.page(), encoding="utf-8")
+    with_without.draw()
     WHICH.write_text(which(), encoding="utf-8")
     print(PAGE.relative_to(Path.cwd()) if PAGE.is_relative_to(Path.cwd()) else PAGE)

@@ -10,6 +10,7 @@ import metrics_page
 import prose
 import pytest
 import site_pages
+import with_without
 
 from parl_like import Algorithm
 from parl_like.lab import experiment as experiments
@@ -120,6 +121,17 @@ def test_seconds_to_the_mark_are_those_of_the_first_point_there():
     assert leaderboard.to_the_mark(Mark) is None
     Mark.expect = {"score": (1.0, None)}
     assert leaderboard.to_the_mark(Mark) is None
+
+
+def test_scores_with_and_without_are_drawn_where_they_belong(monkeypatch):
+    marks = with_without.reports.load(with_without.MARKS)
+    assert with_without.PICTURE.read_text(encoding="utf-8") == with_without.svg(marks), "run `make algorithms`"
+    monkeypatch.setattr(with_without, "PAIRS", [pair for pair in with_without.PAIRS if "curriculum" in pair.text])
+    drawn = with_without.svg(marks)
+    assert drawn.count(f'class="with" cx="{with_without.RIGHT:.1f}"') == 5  # all are opened with it,
+    assert drawn.count(f'class="without" cx="{with_without.LEFT:.1f}"') == 5  # and none without
+    with pytest.raises(ValueError, match="curriculum-lock .* has 4 seeds; expected five"):
+        with_without.svg([mark for mark in marks if mark.seed or mark.experiment != "curriculum-lock"])
 
 
 def test_a_curve_is_drawn_in_its_frame_with_a_line_for_each_seed():
