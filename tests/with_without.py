@@ -13,7 +13,7 @@ from parl_like.lab.reports.marks import Mark
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKS, PICTURE = ROOT / "docs" / "marks.json", ROOT / "docs" / "with-and-without.svg"
-WIDTH, LEFT, RIGHT, ROW, TOP = 560, 236, 524, 40, 30
+WIDTH, LEFT, RIGHT, ROW, TOP = 560, 236, 508, 40, 30
 STYLE = ("text{font:12px sans-serif;fill:#555}.with{fill:#2a6fbb}.without{fill:none;stroke:#c8553d;stroke-width:1.5}"
          "@media(prefers-color-scheme:dark){text{fill:#bbb}.with{fill:#6aa9ec}.without{stroke:#ee8468}}")
 
@@ -54,6 +54,10 @@ def scores(marks: list[Mark], experiment: str, differs: Mapping[str, Any]) -> li
     return found
 
 
+def shown(score: float) -> str:
+    return f"{score:.0f}" if abs(score) >= 100 else f"{score:.2g}"
+
+
 def svg(marks: list[Mark]) -> str:
     """Return the picture: a row for each pair, scores across, filled dots with the task and rings below them without."""
     title = "Scores with a further task and without it, a dot for each seed"
@@ -66,8 +70,8 @@ def svg(marks: list[Mark]) -> str:
         for kind, values, at in zip(("with", "without"), both, (y + 12, y + 24), strict=True):
             across = (LEFT + (RIGHT - LEFT) * (value - low) / (high - low) for value in values)
             drawn += [f'<circle class="{kind}" cx="{x:.1f}" cy="{at}" r="4.5"/>' for x in across]
-        drawn += [f'<text x="{LEFT - 8}" y="{y + 22}" text-anchor="end">{low:.3g}</text>',
-                  f'<text x="{RIGHT + 8}" y="{y + 22}">{high:.3g}</text>']
+        drawn += [f'<text x="{LEFT - 8}" y="{y + 22}" text-anchor="end">{shown(low)}</text>',
+                  f'<text x="{RIGHT + 8}" y="{y + 22}">{shown(high)}</text>']
     return (f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {TOP + ROW * len(PAIRS) + 6}" role="img">'
             f"<title>{title}</title><style>{STYLE}</style>{''.join(drawn)}</svg>\n")
 
