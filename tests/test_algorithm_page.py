@@ -56,7 +56,7 @@ def test_every_member_has_commands_or_a_script_that_runs_it():
         assert bool(algorithm_page.commands(one)) != bool(algorithm_page.script(one)), one.__name__
 
 
-@pytest.mark.parametrize("name", [*algorithm_page.SCRIPTS])
+@pytest.mark.parametrize("name", algorithm_page.SCRIPTS)
 def test_scripts_run(name, capsys):
     if name == "game_value":
         pytest.importorskip("scipy")

@@ -19,22 +19,20 @@ STYLE = ("text{font:12px sans-serif;fill:#555}.with{fill:#2a6fbb}.without{fill:n
 
 
 class Pair(NamedTuple):
-    """A robot with a further task and without it: what is drawn beside the dots, an experiment and what is changed in it; the
-    same of the other."""
+    """A robot with a further task and without it: the text beside the dots, and two experiments with what is changed in them."""
 
     text: str
-    one: tuple[str, Mapping[str, Any]]
-    other: tuple[str, Mapping[str, Any]]
+    with_task: tuple[str, Mapping[str, Any]]
+    without: tuple[str, Mapping[str, Any]]
 
 
-def unpaid(env: float) -> dict[str, Any]:
-    return {"ComputationTask.rewards": {"curiosity": 0, "env": env}}
-
+UNPAID = {"ComputationTask.rewards": {"curiosity": 0, "env": 10.0}}
+"""What `rewards.curiosity=0` changes: the task for curiosity learns, and does not reward the policy."""
 
 PAIRS = (
-    Pair("counts, six rooms", ("counts-multiroom", {}), ("counts-multiroom", unpaid(10.0))),
-    Pair("RND, a locked room", ("rnd-doorkey", {}), ("rnd-doorkey", unpaid(10.0))),
-    Pair("ICM, a locked room", ("icm-doorkey", {}), ("rnd-doorkey", unpaid(10.0))),
+    Pair("counts, six rooms", ("counts-multiroom", {}), ("counts-multiroom", UNPAID)),
+    Pair("RND, a locked room", ("rnd-doorkey", {}), ("rnd-doorkey", UNPAID)),
+    Pair("ICM, a locked room", ("icm-doorkey", {}), ("rnd-doorkey", UNPAID)),
     Pair("goals, a locked room", ("hierarchy-doorkey", {}), ("hierarchy-doorkey", {"hierarchy": False})),
     Pair("goals on two levels, the same", ("hierarchy-doorkey-three", {}), ("hierarchy-doorkey-three", {"hierarchy": False})),
     Pair("options, four rooms", ("optioncritic-fourrooms", {}), ("optioncritic-fourrooms", {"OptionTable.options": 1})),
@@ -63,12 +61,12 @@ def svg(marks: list[Mark]) -> str:
     title = "Scores with a further task and without it, a dot for each seed"
     drawn = [f'<circle class="with" cx="{LEFT + 5}" cy="14" r="4.5"/><text x="{LEFT + 14}" y="18">with the task</text>',
              f'<circle class="without" cx="{LEFT + 125}" cy="14" r="4.5"/><text x="{LEFT + 134}" y="18">without</text>']
-    for i, (text, one, other) in enumerate(PAIRS):
-        y, both = TOP + ROW * i, (scores(marks, *one), scores(marks, *other))
+    for i, (text, with_task, without) in enumerate(PAIRS):
+        y, both = TOP + ROW * i, (scores(marks, *with_task), scores(marks, *without))
         low, high = min(map(min, both)), max(map(max, both))
         drawn.append(f'<text x="6" y="{y + 22}">{escape(text)}</text><path d="M{LEFT} {y + 18}H{RIGHT}" stroke="#8886"/>')
         for kind, values, at in zip(("with", "without"), both, (y + 12, y + 24), strict=True):
-            across = (LEFT + (RIGHT - LEFT) * (value - low) / (high - low) for value in values)
+            across = (LEFT + (RIGHT - LEFT) * (value - low) / (high - low or 1.0) for value in values)
             drawn += [f'<circle class="{kind}" cx="{x:.1f}" cy="{at}" r="4.5"/>' for x in across]
         drawn += [f'<text x="{LEFT - 8}" y="{y + 22}" text-anchor="end">{shown(low)}</text>',
                   f'<text x="{RIGHT + 8}" y="{y + 22}">{shown(high)}</text>']
