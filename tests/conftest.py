@@ -20,7 +20,8 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
-from parl_like.drivers.workers.processes import FORK_SERVER
+from parl_like.drivers.workers import processes
+from parl_like.envs.vector import hosts
 from parl_like.lab import yaml_text
 
 # A shell that starts a job in the background makes it ignore Ctrl-C, and the children with it; some tests are about Ctrl-C.
@@ -190,8 +191,11 @@ def draws_of_its_own():
 
 @pytest.fixture(autouse=True, scope="session")
 def one_fork_server():
-    """A new one imports for seconds, so it waits until the next test that has workers."""
-    FORK_SERVER.idle = 3600.0
+    """A new one imports for seconds, so it waits until the next test that has workers, and has what the files of tests import."""
+    for server in (processes.FORK_SERVER, hosts.FORK_SERVER):
+        server.idle = 3600.0
+        server.preload = ("pytest", "psutil", "parl_like.algorithms", "parl_like.models", "parl_like.run.robot",
+                          "parl_like.drivers.workers.hosted")
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -37,7 +37,9 @@ class SourceFinder(importlib.abc.MetaPathFinder, importlib.abc.ExecutionLoader):
             return None
         spec = importlib.util.spec_from_loader(fullname, self)
         if spec is not None and self.is_package(fullname):
-            installed = importlib.machinery.PathFinder.find_spec(fullname, path)
+            # By any other finder: an editable installation has one of its own.
+            others = (finder.find_spec(fullname, path, target) for finder in sys.meta_path if finder is not self)
+            installed = next(filter(None, others), None)
             spec.submodule_search_locations = list((installed and installed.submodule_search_locations) or [])
         return spec
 

@@ -48,7 +48,7 @@ another is started where one is wanted after that."""
 # ---------------------------------------------------------------------------------------------------------------- the server
 
 
-def serve(control_fd: int, parent: int, target: str, idle: float) -> None:
+def serve(control_fd: int, parent: int, target: str, idle: float, *preload: str) -> None:
     """The life of a fork server; never returns.
 
     Args:
@@ -57,6 +57,7 @@ def serve(control_fd: int, parent: int, target: str, idle: float) -> None:
         target: "module:function". The module is imported at once, the function called in each child with the payload and its file
             descriptors.
         idle: Seconds without children after which it ends.
+        preload: Names of further modules that are imported at once.
     """
     control = socket.socket(fileno=control_fd)
     for number in (signal.SIGINT, signal.SIGTERM):  # they are the parent's to answer, with whom this ends
@@ -67,6 +68,8 @@ def serve(control_fd: int, parent: int, target: str, idle: float) -> None:
         parent_fd = os.open(os.devnull, os.O_RDONLY)
     module, _, function = target.partition(":")
     work = getattr(importlib.import_module(module), function)  # what takes long
+    for name in preload:
+        importlib.import_module(name)
     me = os.getpid()
     children: dict[int, int] = {}  # pidfd → process id
     folders: set[str] = set()
@@ -172,7 +175,7 @@ def _run_child(server: int, closing: Sequence[int], fds: Sequence[int], order: M
 
 
 _BOOT = ("import sys; from parl_like.process.fork_server import serve; "
-         "serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))")
+         "serve(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], float(sys.argv[4]), *sys.argv[5:])")
 
 
 # ---------------------------------------------------------------------------------------------------------------- the parent
@@ -183,10 +186,14 @@ class ForkServer:
 
     Args:
         target: "module:function", what a child does: function(payload, *fds). Importing the module must start no thread.
+
+    Attributes:
+        idle: Seconds without children after which a server ends.
+        preload: Names of installed modules that the next server imports too, so that each child need not. They start no thread.
     """
 
     def __init__(self, target: str) -> None:
-        self.target, self.idle = target, IDLE
+        self.target, self.idle, self.preload = target, IDLE, ()
         self.lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._children: weakref.WeakValueDictionary[int, Child] = weakref.WeakValueDictionary()
@@ -274,7 +281,8 @@ class ForkServer:
         self._control, theirs = socket.socketpair()
         where = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([where, *filter(None, [os.environ.get("PYTHONPATH")])])}
-        arguments = [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(self._owner), self.target, str(self.idle)]
+        arguments = [sys.executable, "-c", _BOOT, str(theirs.fileno()), str(self._owner), self.target, str(self.idle),
+                     *self.preload]
         with theirs:
             self._process = subprocess.Popen(arguments, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL,
                                              start_new_session=True, env=environment)

@@ -1,5 +1,7 @@
 """Snapshots of sources: a run is evaluated as it was made, only by sources that the user has run or trusts, from memory alone."""
 
+import importlib.abc
+import importlib.util
 import io
 import json
 import os
@@ -16,6 +18,7 @@ from parl_like.lab import snapshot, user_experiments
 from parl_like.lab.cli import main
 from parl_like.lab.experiment import ExperimentSource
 from parl_like.lab.runs.rundir import RunDir, RunError
+from parl_like.lab.snapshot_importer import SourceFinder
 from parl_like.lab.yaml_text import UsageError
 
 ROBOT = '''
@@ -111,6 +114,30 @@ def test_the_project_itself_is_the_snapshot(tmp_path, capfd):
     assert snapshot.run_again(run, ["eval", "x"], "") == 7
     said = capfd.readouterr().out
     assert f"as it was ['eval', 'x'] {run.path}/sources/" in said and "parl_like/lab/cli.py" in said
+
+
+def test_what_the_sources_lack_is_found_as_it_was_installed(tmp_path, monkeypatch):
+    """An editable installation puts no folder on the path: it has a finder of its own."""
+    package = tmp_path / "installed_by_a_finder"
+    package.mkdir()
+    (package / "__init__.py").write_text("whose = 'installed'")
+    (package / "compiled.py").write_text("whose = 'installed'")
+
+    class Editable(importlib.abc.MetaPathFinder):
+        def find_spec(self, fullname, path, target=None):
+            if fullname != package.name:
+                return None
+            return importlib.util.spec_from_file_location(fullname, package / "__init__.py",
+                                                          submodule_search_locations=[str(package)])
+
+    ours = SourceFinder({f"{package.name}/__init__.py": b"whose = 'kept'"}, "run")
+    monkeypatch.setattr(sys, "meta_path", [ours, *sys.meta_path, Editable()])
+    try:
+        assert importlib.import_module(f"{package.name}.compiled").whose == "installed"
+        assert sys.modules[package.name].whose == "kept"
+    finally:
+        for name in (package.name, f"{package.name}.compiled"):
+            sys.modules.pop(name, None)
 
 
 def test_a_module_that_the_sources_do_not_have_is_not_imported(tmp_path, monkeypatch):
