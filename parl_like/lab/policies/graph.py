@@ -392,7 +392,7 @@ def _graph(acting: ActingGraph, example: tuple[Tensor, ...], inputs: list[str], 
             program = torch.onnx.export(
                 acting, example, input_names=inputs, output_names=outputs, dynamic_shapes={"values": ({0: rows},) * len(example)},
                 dynamo=True, verbose=False)
-            graph: bytes = program.model_proto.SerializeToString()  # type: ignore[union-attr]
+            graph: bytes = program.model_proto.SerializeToString()
     except NotExported:
         raise
     except Exception as error:  # noqa: BLE001  whatever the exporter stumbles on
