@@ -1,5 +1,5 @@
-# make train:   venv, install of what it needs, the main job on a real environment, where the results are (four minutes on two cores).
-# make test:    venv, install of all, lint, types, the wheel, all tests (eight minutes on two cores; marked `slow`: make test-slow).
+# make train:   venv, install of what it needs, the main job on a real environment, where the results are (two minutes on two cores).
+# make test:    venv, install of all, lint, types, the wheel, all tests (six minutes on two cores; marked `slow`: make test-slow).
 # make wheels:  sdist and wheels for Python 3.11 to 3.14, as far as they are found, in dist/ (three minutes each on two cores).
 # make thinker: Thinker learns a model of small Sokoban and plans with it (some five minutes on two cores).
 PYTHON ?= python3
