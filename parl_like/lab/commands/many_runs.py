@@ -124,7 +124,7 @@ def _diff(args: argparse.Namespace) -> None:
     show(args, found, [*lines, *difference.in_words(found)])
 
 
-def _marks(args: argparse.Namespace) -> None:
+def _marks(args: argparse.Namespace) -> int:
     if args.keep:
         from parl_like.lab import pretrained
         from parl_like.lab.yaml_text import UsageError
@@ -134,12 +134,13 @@ def _marks(args: argparse.Namespace) -> None:
         kept = {name: pretrained.make(name, Path(args.runs), lambda line: print(line, file=args.stream, flush=True))
                 for name in args.names}
         show(args, kept, (f"{name}: score {one.score:.6g}, {len(one.files)} files" for name, one in kept.items()))
-        return
+        return 0
     from parl_like.lab.reports import marks
 
     found = marks.measure(args.names, args.seeds, args.overrides, file=Path(args.out), runs=Path(args.runs), jobs=args.jobs,
                           say=lambda line: print(line, file=args.stream, flush=True))
-    show(args, found, marks.table(found))
+    show(args, found.marks, [*marks.table(found.marks), *(f"failed: {line}" for line in found.failed)])
+    return ERROR if found.failed else 0
 
 
 def _sweep(args: argparse.Namespace) -> int:

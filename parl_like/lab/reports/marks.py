@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from pathlib import Path
 from statistics import median
+from typing import NamedTuple
 
 import msgspec
 
@@ -69,10 +70,17 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return " ".join([f"`{self.experiment}`", *(for_markdown(f"{key}={value}") for key, value in self.differs.items())])
 
 
+class Measured(NamedTuple):
+    """The marks that were asked for, and a line for each run that failed, which has none."""
+
+    marks: list[Mark]
+    failed: list[str]
+
+
 def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, object], *, file: Path, runs: Path, jobs: int = 1,
-            say: Callable[[str], None] = print, train: Train | None = None) -> list[Mark]:
+            say: Callable[[str], None] = print, train: Train | None = None) -> Measured:
     """Makes the marks that are missing, and returns all that are asked for; `file` (JSON) and the table beside it (`.md`) are
-    written after each.
+    written after each. A run that fails keeps no other one from being made.
 
     Args:
         names: Experiments; none: all that expect something.
@@ -84,12 +92,11 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, object], *
 
     Raises:
         UsageError: an unknown experiment, a configuration that its robot refuses, or a file that holds no marks.
-        RunError: runs that failed, after all others were made; what is measured is kept.
     """
     chosen = [(word, user_experiments.chosen(word)) for word in names or experiments.names()]
     chosen = [(word, one) for word, one in chosen if names or one.expect]
     marks = {mark.key: mark for mark in load(file)}
-    ours, wanted, missing, failed = code_hash(), [], [], []
+    ours, wanted, missing, failed = code_hash(), [], [], dict[tuple[str, int], str]()
     for word, one in chosen:
         code, data = user_experiments.code_hash(one.name, ours), _data_of(one, overrides, train, say) if seeds else {}
         for seed in range(seeds):
@@ -112,14 +119,12 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, object], *
             try:
                 mark = future.result()
             except (RunError, UsageError) as error:
-                failed.append(str(error))
-                say(f"{name} seed {key[1]}: {error}")
+                failed[key] = f"{name} seed {key[1]}: {error}"
+                say(failed[key])
             else:
                 say(f"{name} seed {mark.seed}: {mark.score:.4g} in {mark.seconds:.0f} s")
                 keep(mark, marks, file)
-    if failed:
-        raise RunError(f"{len(failed)} of {len(wanted)} runs failed: {failed[0]}")
-    return [marks[key] for key in wanted]
+    return Measured([marks[key] for key in wanted if key not in failed], [*failed.values()])
 
 
 def keep(mark: Mark, marks: dict[tuple[str, int], Mark], file: Path) -> None:
