@@ -489,15 +489,18 @@ class Robot(Counted):
         """Takes over what `save` wrote.
 
         Args:
-            partial: Only those tensors of the networks that fit, for a model or environment that has changed since; optimisers,
-                buffers and counters stay as they are.
+            partial: Only the statistics of transforms, and those tensors of the networks, that fit: for another number of agents,
+                or a model or environment that has changed since. Optimisers, buffers and counters stay as they are.
 
         Returns:
-            With `partial` what was left out, 'task network tensor' each; else nothing.
+            With `partial` what stays as it was, 'task network tensor' or 'task transforms' each; else nothing.
         """
         state = read_archive(Path(path))[0]
         if not partial:
             self.load_state_dict(state)
             return []
         known = {name: state[f"task.{name}"] for name in self.tasks if f"task.{name}" in state}
-        return [f"{name} {left}" for name, saved in known.items() for left in self.tasks[name].load_fitting(plain.entries(saved))]
+        left = [f"{name} {one}" for name, saved in known.items() for one in self.tasks[name].load_fitting(plain.entries(saved))]
+        chains = {name: state.get(f"transforms.{name}", {}) for name in self.transforms}
+        return left + [f"{name} transforms" for name, saved in chains.items()
+                       if not self.transforms[name].load_fitting(plain.entries(saved))]

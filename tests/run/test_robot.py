@@ -42,6 +42,7 @@ from parl_like import (
     create_algorithm_func,
 )
 from parl_like.algorithms import A2C, DQN
+from parl_like.data.transforms import Moments, ObservationNormalizer
 from parl_like.drivers.workers.processes import Processes
 from parl_like.drivers.workers.proxies import AlgorithmProxy
 from parl_like.environment.hooks import EpisodeStats, EveryNSteps
@@ -895,6 +896,29 @@ def test_a_checkpoint_of_another_model_names_all_that_differs_or_is_loaded_in_pa
         mine, theirs = (r.tasks["RL"].algorithm.model.net.layers for r in (other, robot))
         assert torch.equal(mine[1].bias, theirs[1].bias) and weights(other)["RL"] != before
         assert other.env_steps == 0
+
+
+def test_a_load_in_part_takes_the_statistics_of_transforms_that_fit_and_names_those_that_do_not(tmp_path):
+    def wider():
+        space = gym.spaces.Box(0, 1, (3,), np.float32)
+        return gym.wrappers.TransformObservation(Corridor(), lambda obs: np.repeat(obs, 3), space)
+
+    def make(env, *transforms, n_agents):
+        return Robot.of("DQN", env, n_agents=n_agents, hidden=(8,), transforms=list(transforms), seed=0)
+
+    with make(Corridor, ObservationNormalizer(), n_agents=3) as robot:
+        robot.run(2_000)
+        robot.save(tmp_path / "saved")
+        with make(Corridor, ObservationNormalizer(), n_agents=1) as other:
+            assert other.load(tmp_path / "saved", partial=True) == []
+            np.testing.assert_equal(other.transforms["RL"].state_dict(), robot.transforms["RL"].state_dict())
+            assert other.evaluate(3).mean_return == robot.evaluate(3).mean_return
+        fading = ObservationNormalizer(moments=Moments(rate=0.1))
+        for others in ((Corridor,), (wider, ObservationNormalizer()), (Corridor, fading)):
+            with make(*others, n_agents=1) as other:
+                before = other.transforms["RL"].state_dict()
+                assert "RL transforms" in other.load(tmp_path / "saved", partial=True)
+                np.testing.assert_equal(other.transforms["RL"].state_dict(), before)
 
 
 # -------------------------------------------------------------------------------------------------- agents that come and go

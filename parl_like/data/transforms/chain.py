@@ -246,6 +246,17 @@ class Transforms:
         for key, part in state.items():
             self._chain[int(key.split()[0])].load_state_dict(plain.entries(part))
 
+    def load_fitting(self, state: State) -> bool:
+        """Take over statistics, where this chain is the one that saved them; return whether it is."""
+        before = self.state_dict()
+        try:
+            self.load_state_dict(state)
+        except ValueError:
+            for key, part in before.items():
+                self._chain[int(key.split()[0])].load_state_dict(part)
+            return False
+        return True
+
     def __len__(self) -> int:
         return len(self._chain)
 

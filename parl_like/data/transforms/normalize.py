@@ -26,6 +26,7 @@ class _Normalizer(Transform):
         self.clip, self.update_on = clip, update_on
         kind = Moments() if kind is None else kind
         self.moments = {name: Moments(kind.rate, kind.window) for name in names}
+        self._shapes: dict[str, tuple[int, ...]] = {}  # of the fields whose spaces are known
         if update_on not in ("replay", "rollout", "never"):
             raise self.error("update_on", "'replay', 'rollout' or 'never'", repr(update_on))
 
@@ -46,8 +47,12 @@ class _Normalizer(Transform):
     def load_state_dict(self, state: State) -> None:
         if state.keys() != self.moments.keys():
             raise ValueError(f"{self!r}: the saved fields are {list(state)}; expected {list(self.moments)}")
+        saved = {name: plain.entries(state[name]) for name in self.moments}
+        for name, shape in self._shapes.items():
+            if len(means := np.asarray(saved[name]["mean"])) and means.shape[1:] != shape:
+                raise ValueError(f"{self!r}: the saved statistics of {name!r} are of rows {means.shape[1:]}; expected {shape}")
         for name, moments in self.moments.items():
-            moments.load_state_dict(plain.entries(state[name]))
+            moments.load_state_dict(saved[name])
 
 
 class ObservationNormalizer(_Normalizer, ObservationTransform):
@@ -72,6 +77,7 @@ class ObservationNormalizer(_Normalizer, ObservationTransform):
         return self.moments[name].normalize(x, self.clip).astype(np.float32)
 
     def box(self, name: str, space: gym.spaces.Box) -> gym.spaces.Box:
+        self._shapes[name] = space.shape
         bound = math.inf if self.clip is None else self.clip
         return gym.spaces.Box(-bound, bound, space.shape, np.float32)
 
