@@ -78,7 +78,8 @@ class GoalAgent(Agent):
 
     Attributes:
         tasks: Who chooses goals, and who follows them. below: Another `GoalAgent`, whose first task is the second of these: it
-            says when its goals are left, and what a step towards them is worth, and is no agent of the robot's.
+            says when its goals are left, and what a step towards them is worth, and is no agent of the robot's. above: Whose
+            `below` this one is.
         goal: The one that is followed; None: none was chosen yet.
         goal_horizon: Steps after which a goal is aborted; None: never.
         goal_gamma: γ per step inside a goal; None: that of the goal's own algorithm, 1 where it has none. 1 sums the rewards.
@@ -86,6 +87,7 @@ class GoalAgent(Agent):
 
     tasks: tuple[str, str] = ("goal", "RL")
     below: GoalAgent | None = None
+    above: GoalAgent | None = None
     goal: Any = None
     goal_horizon: int | None = None
     goal_gamma: float | None = None
@@ -128,8 +130,7 @@ class GoalAgent(Agent):
     def run_one_episode(self) -> None:
         self.goal = None
         obs, _ = self.env.reset()
-        if self.below is not None:
-            self.below.env, self.below.helpers = self.env, self.helpers
+        self._join()
         goal, done, chooser = self.first_goal(), False, self.helpers[self.tasks[0]]
         while not done:
             prev_goal, goal = goal, chooser.predict(self.goal_obs(obs, goal))
@@ -137,6 +138,23 @@ class GoalAgent(Agent):
             chooser.store(self.goal_obs(obs, prev_goal), goal, step.rew, self.goal_obs(step.obs, goal), step.terminated,
                           step.truncated, extra=step.extra())
             obs, done = step.obs, step.terminated or step.truncated
+
+    def _join(self) -> None:
+        """Give all levels below this agent's environment and helpers.
+
+        Raises:
+            ValueError: the tasks of two levels do not meet, or a level is another agent's, too.
+        """
+        upper = self
+        while (lower := upper.below) is not None:
+            if lower.tasks[0] != upper.tasks[1]:
+                raise ValueError(f"{type(upper).__name__}: its tasks are {upper.tasks} and those of `below` {lower.tasks}; the first "
+                                 f"task of `below` follows the goals here: expected {upper.tasks[1]!r}")
+            if lower.above not in (None, upper):
+                raise ValueError(f"{type(upper).__name__}: its `below` is another agent's, too; make one for each agent: "
+                                 "agent=lambda: Upper(..., below=Lower(...))")
+            lower.above, lower.env, lower.helpers = upper, self.env, self.helpers
+            upper = lower
 
     def follow(self, start: Any, goal: Any) -> Followed:
         """Act under one goal until it is left, and store the rows of the task that follows it. Return what came of it."""

@@ -137,7 +137,7 @@ def named(run: Path, config: ExperimentConfig, experiment: experiments.Experimen
     typed = configs.flat(experiment.config).values()
     again = [f"{key}={value if isinstance(value, str) else yaml_text.show(value)}"
              for key, value in imported(config).items() if value not in typed]
-    return " ".join([str(run), *map(shlex.quote, again)])
+    return " ".join(map(shlex.quote, [str(run), *again]))
 
 
 def rule() -> Foreign | None:

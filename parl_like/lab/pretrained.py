@@ -104,7 +104,7 @@ def keep(run_dir: Path) -> Shipped:
     run = RunDir.open(run_dir)
     result, info = run.result(), run.info()
     if result is None or info.state != "finished":
-        raise UsageError(f"{run_dir} has not finished; continue it with `parl-like resume {run_dir}`")
+        raise UsageError(f"{run_dir} has not finished; continue it with `parl-like resume {run.typed}`")
     evaluation: Any = result["evaluation"]
     with closing(runner.load_run(run.path)) as robot, tempfile.TemporaryDirectory() as place:
         made = RunDir(Path(place, info.experiment))

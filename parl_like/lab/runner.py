@@ -124,10 +124,10 @@ def resume(run_dir: str | Path, overrides: Mapping[str, object] | None = None, *
             finished, goal = run.info().state == "finished", config.stop_score
             if finished and goal is not None and any(score >= goal for _, score in evaluations(run)):
                 raise UsageError(f"{run.path} has finished: an evaluation reached stop_score={goal:g}; to train longer: "
-                                 f"`parl-like resume {run.path} stop_score=...` with a higher one, or null")
+                                 f"`parl-like resume {run.typed} stop_score=...` with a higher one, or null")
             if finished and loaded.meta.step >= config.total_steps:
                 raise UsageError(f"{run.path} has finished its {kept.total_steps} steps; to train longer: "
-                                 f"`parl-like resume {run.path} total_steps={2 * max(loaded.meta.step, kept.total_steps)}`")
+                                 f"`parl-like resume {run.typed} total_steps={2 * max(loaded.meta.step, kept.total_steps)}`")
             with sizes.bounded(config):
                 _restore(robot, loaded)
             check_table(run)

@@ -277,7 +277,7 @@ class Session:
             self.display.say(line)
         self.display.say(f"{step:,} env steps in {seconds:.1f} s ({step / max(seconds, 1e-9):,.0f} steps/s)")
         self.display.say(f"everything is in {self.run.path}; {picture}")
-        self.display.say(f"next: `parl-like play {self._again()}` or `parl-like plot {self.run.path}`")
+        self.display.say(f"next: `parl-like play {self._again()}` or `parl-like plot {self.run.typed}`")
 
     def _losses(self) -> list[str]:
         """Metrics that are losses, and have a value."""

@@ -8,6 +8,7 @@ from agent_fakes import ACT, POSITION, Corridor, Plain, Recorder, dqn, rows
 from parl_like import ComputationTask, OffPolicyHelper, OnPolicyHelper, Robot
 from parl_like.environment.stop_conditions import StopAfterEpisodes, StopAfterSteps
 from parl_like.robots.goal_agent import GOAL_EXTRAS, GoalAgent, Left
+from parl_like.values.errors import AgentFailed
 
 PLACES = gym.spaces.Discrete(100)
 ABOVE = gym.spaces.Dict({"obs": POSITION, "prev_goal": PLACES})
@@ -85,6 +86,37 @@ def test_three_levels_are_the_same_pieces_once_more():
     assert way["rew"].tolist() == [0, 0, 0, 1] * 2 + [0, 0]
     assert way["left"].tolist() == [Left.ACHIEVED] * 10
     assert robot.tasks["RL"].algorithm.updates_seen[-1]["obs.goal"].tolist() == [16, 18, 18, 20, 20]
+
+
+class Level(Walker):
+    def __init__(self, tasks, below=None):
+        self.tasks, self.below = tasks, below
+
+
+def middle(ahead):
+    """The task of a level between others, whose goals are `ahead` places from here."""
+    space = gym.spaces.Dict({"obs": POSITION, "goal": PLACES})
+    way = Recorder(Plain(space, PLACES), lambda obs: obs["obs"][:, 0].long() + ahead)
+    return ComputationTask(way, lambda: OffPolicyHelper(size=100, batch_size=1, learn_every=1, extras=GOAL_EXTRAS))
+
+
+def test_there_may_be_any_number_of_levels():
+    levels = lambda: Level(("goal", "way"), Level(("way", "near"), Level(("near", "RL"))))  # noqa: E731
+    made = {**tasks(), "way": middle(4), "near": middle(2)}
+    with Robot(lambda: Corridor(20), tasks=made, agent=levels) as robot:
+        robot.run(StopAfterEpisodes(1))
+        starts = {name: rows(robot, name)["obs.obs"][:, 0].tolist() for name in ("goal", "way", "near")}
+        assert starts == {"goal": [0, 8, 16], "way": [0, 4, 8, 12, 16], "near": list(range(0, 20, 2))}
+        assert rows(robot, "way")["duration"].tolist() == [4] * 5 and robot.tasks["RL"].learns == 4
+
+
+def test_levels_that_do_not_meet_or_are_anothers_too_are_told():
+    shared = Level(("way", "RL"))
+    for agent, said in ((lambda: Level(("goal", "RL"), Level(("way", "RL"))), "below` \\('way', 'RL'\\); .*expected 'RL'"),
+                        (lambda: Level(("goal", "way"), shared), "its `below` is another agent's, too; make one for each")):
+        with Robot(lambda: Corridor(20), tasks={**tasks(), "way": middle(2)}, agent=agent, n_agents=2) as robot, \
+                pytest.raises(AgentFailed, match=said):
+            robot.run(StopAfterEpisodes(2))
 
 
 def test_a_middle_level_whose_goals_last_a_step_changes_nothing_above():

@@ -183,6 +183,9 @@ def test_the_command_writes_a_folder(capsys, monkeypatch):
     Path("file").touch()
     assert main("report r0 file r1 runs/<b>|3".split()) == 0
     assert capsys.readouterr() == (Path("out/report.md").read_text(), "file is a file, not a run directory: passed over\n")
+    assert main("report r0 runs r1 runs/<b>|3".split()) == 0
+    assert capsys.readouterr() == (Path("out/report.md").read_text(), "runs is a folder of runs (runs/*): passed over\n")
+    assert main("report runs".split()) == 0 and len(capsys.readouterr()[0]) == len(Path("out/report.md").read_text())
     assert main("report file".split()) == 2 and "file is no run directory" in capsys.readouterr()[1]
     assert main("report r0 --out file/out".split()) == 2
     assert "error: cannot write the report to file/out" in capsys.readouterr()[1]

@@ -49,11 +49,17 @@ def test_a_chosen_directory_may_be_empty_but_not_full(tmp_path):
     (tmp_path / "mine").mkdir(mode=0o755)
     run = create(run_dir="mine")
     assert stat.S_IMODE(run.path.stat().st_mode) == 0o700
+    with pytest.raises(RunError, match="run_dir mine exists and is not empty; a run is under way there: wait for it, or give"):
+        create(run_dir="mine")
+    run.update(state="failed")
     with pytest.raises(RunError, match="run_dir mine exists and is not empty; empty it, or give another run_dir="):
         create(run_dir="mine")
     run.checkpoints.mkdir()
     with pytest.raises(RunError, match="`parl-like resume mine`"):
         create(run_dir="mine")
+    run.path.rename("my run")
+    with pytest.raises(RunError, match="`parl-like resume 'my run'`"):
+        create(run_dir="my run")
     (tmp_path / "file").touch()
     with pytest.raises(RunError, match="cannot make the run directory"):
         create(run_dir="file")

@@ -253,7 +253,7 @@ class Transforms:
             self.load_state_dict(state)
         except ValueError:
             for key, part in before.items():
-                self._chain[int(key.split()[0])].load_state_dict(part)
+                self._chain[int(key.split()[0])].load_state_dict(plain.entries(part))
             return False
         return True
 

@@ -78,14 +78,20 @@ def run_row(run: RunDir) -> Tree:
 
 
 def _runs_of(words: Sequence[str]) -> list[RunDir]:
-    """The runs at these paths; a file among them, as `runs/*` also means, is passed over with a word."""
+    """The runs at these paths, or in folders of runs where all are such; a file or folder among runs, as `runs/*` also means, is
+    passed over with a word."""
     from parl_like.lab.runs import rundir
 
-    files = [word for word in words if os.path.isfile(word)]
-    files = [] if len(files) == len(words) else files  # of nothing but files the error says what was expected
-    for word in files:
-        print(f"{text.escaped(word)} is a file, not a run directory: passed over", file=sys.stderr)
-    return [rundir.RunDir.open(word) for word in words if word not in files]
+    folders = {word: rundir.runs_in(Path(word)) for word in words if not os.path.lexists(Path(word, "run.json"))}
+    others = {word: "file, not a run directory" for word in words if os.path.isfile(word)} | {
+        word: f"folder of runs ({text.escaped(word)}/*)" for word, runs in folders.items() if runs}
+    if all(folders.get(word) for word in words):
+        return [run for word in words for run in folders[word]]
+    if len(others) == len(words):  # of nothing but files the error says what was expected
+        others = {}
+    for word, what in others.items():
+        print(f"{text.escaped(word)} is a {what}: passed over", file=sys.stderr)
+    return [rundir.RunDir.open(word) for word in words if word not in others]
 
 
 def _plot(args: argparse.Namespace) -> None:

@@ -143,7 +143,7 @@ def _outcome(run: RunDir, group: str, mark: float | None) -> Row:
     if not math.isfinite(score):
         has = f"its last one has {score:g}" if last else "it has none"
         raise UsageError(f"{run.path} (state {run.state()}): expected an evaluation with a score, but {has}; finish the run with "
-                         f"`parl-like resume {run.path}`, train with eval_every=, or leave the run out")
+                         f"`parl-like resume {run.typed}`, train with eval_every=, or leave the run out")
     mark = _expected(run, last) if mark is None else mark
     best, evaluated, reached = score, 0, None
     for step, one in each_evaluation(run):

@@ -23,6 +23,7 @@ import json
 import logging
 import math
 import os
+import shlex
 import stat
 import subprocess
 import warnings
@@ -113,6 +114,19 @@ class RunDir:
             path / name for name in ("checkpoints", "tb", "plots", "videos"))
         self.outbox = Outbox(path, base=base)
 
+    @property
+    def typed(self) -> str:
+        """Return its path as one types it in a shell."""
+        return shlex.quote(str(self.path))
+
+    def _way_out(self) -> str:
+        """Return what may be done where another run is to be made in this directory."""
+        if os.path.lexists(self.path / "run.json"):
+            with contextlib.suppress(RunError):
+                if self.state() == "running":
+                    return "a run is under way there: wait for it"
+        return f"continue it with `parl-like resume {self.typed}`" if (self.path / "checkpoints").is_dir() else "empty it"
+
     @classmethod
     def create(cls, experiment: str, config: Mapping[str, Any], command: Sequence[str] = (),
                differs: Mapping[str, object] | None = None, source: ExperimentSource | None = None,
@@ -139,8 +153,7 @@ class RunDir:
             if config["run_dir"]:
                 path.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if any(path.iterdir()):
-                    what = f"continue it with `parl-like resume {path}`" if (path / "checkpoints").is_dir() else "empty it"
-                    raise RunError(f"run_dir {path} exists and is not empty; {what}, or give another run_dir=")
+                    raise RunError(f"run_dir {path} exists and is not empty; {cls(path)._way_out()}, or give another run_dir=")
                 path.chmod(0o700)
             else:
                 path.parent.mkdir(exist_ok=True)
