@@ -124,6 +124,25 @@ def test_runs_that_fail_are_told_below_the_others_marks(measure, monkeypatch, ca
     assert not any("`fake`" in line for line in said)
 
 
+def test_marks_that_another_command_writes_meanwhile_stay(measure, monkeypatch):
+    others = []
+
+    def another():
+        if not others:
+            others.append(None)
+            others[:] = measure(seeds=1, lr=0.25)[0]
+
+    monkeypatch.setattr(FakeRobot, "at_step", {250: another})
+    found, _ = measure(seeds=1)
+    assert len(others) == len(found) == 1
+    assert sorted(mark.differs.get("lr", 0) for mark in marks.load(Path("docs/marks.json"))) == [0, 0.25]
+
+
+def test_a_seed_is_not_given_beside_how_many(measure):
+    with pytest.raises(UsageError, match="seed=3: marks trains the seeds 0 … N - 1; give --seeds N instead"):
+        measure(seeds=1, seed=3)
+
+
 def test_the_table(measure):
     found, _ = measure(seeds=3)
     found += measure(seeds=1, lr=0.25)[0]

@@ -7,9 +7,11 @@ interrupted is resumed.
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
@@ -19,7 +21,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from parl_like.data.storage.safe_files import read_named, replace_file
+from parl_like.data.storage.safe_files import open_folder, read_named, replace_file
 from parl_like.lab import config as configs
 from parl_like.lab import doctor, recording, user_experiments
 from parl_like.lab import experiment as experiments
@@ -93,6 +95,8 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, object], *
     Raises:
         UsageError: an unknown experiment, a configuration that its robot refuses, or a file that holds no marks.
     """
+    if "seed" in overrides:
+        raise UsageError(f"seed={overrides['seed']}: marks trains the seeds 0 … N - 1; give --seeds N instead")
     chosen = [(word, user_experiments.chosen(word)) for word in names or experiments.names()]
     chosen = [(word, one) for word, one in chosen if names or one.expect]
     marks = {mark.key: mark for mark in load(file)}
@@ -128,14 +132,26 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, object], *
 
 
 def keep(mark: Mark, marks: dict[tuple[str, int], Mark], file: Path) -> None:
-    """Adds a mark to `marks`, by `key`, in the place of those of the experiment as it was; and writes the file and its table."""
+    """Adds a mark to `marks`, by `key`, in the place of those of the experiment as it was; and writes the file and its table.
+    What another command has added to the file meanwhile stays."""
+    with written(f"marks to {file}", "--out"):
+        file.parent.mkdir(parents=True, exist_ok=True)
+        folder = open_folder(file.parent, file.parent)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)  # until it is closed
+        _keep(mark, marks, file)
+    finally:
+        os.close(folder)
+
+
+def _keep(mark: Mark, marks: dict[tuple[str, int], Mark], file: Path) -> None:
+    marks.update({one.key: one for one in load(file)})
     stale = [key for key, one in marks.items() if key[0] != mark.configuration and one.title == mark.title]
     for key in stale:
         del marks[key]
     marks[mark.key] = mark
     ordered = sorted(marks.values(), key=_order)
     with written(f"marks to {file}", "--out"):
-        file.parent.mkdir(parents=True, exist_ok=True)
         replace_file(file, b"[\n" + b",\n".join(map(msgspec.json.encode, ordered)) + b"\n]\n")  # a line for each
         replace_file(file.with_suffix(".md"), page(ordered).encode())
 
