@@ -111,11 +111,13 @@ class EpisodeMetrics(Hook):
         keep: Episodes that a mean is over, at most; of each environment so many, too.
 
     Raises:
-        ValueError: keep is below 1; or a run: `info` is given and the environments are in worker processes, or a value is no
-            number.
+        TypeError: info is a text. ValueError: keep is below 1; or a run: `info` is given and the environments are in worker
+            processes, or a value is no number.
     """
 
     def __init__(self, info: Sequence[str] = (), by_env: bool = False, keep: int = 100) -> None:
+        if isinstance(info, str):
+            raise TypeError(f"EpisodeMetrics: info is {info!r}; expected a list of keys, such as [{info!r}]")
         if keep < 1:
             raise ValueError(f"EpisodeMetrics: keep is {keep}; expected at least 1")
         self.info, self.by_env, self.keep = tuple(info), by_env, keep
@@ -352,11 +354,17 @@ def overridden(observers: Sequence[Any], name: str) -> list[Callable[..., None]]
     return [m for m in methods if getattr(m, "__func__", m) is not base]
 
 
+_ELSEWHERE = {"_on_step": "post_act", "on_step": "post_act", "on_episode_step": "post_act", "on_episode_start": "pre_episode",
+              "on_episode_end": "post_episode", "_on_training_start": "pre_experiment", "_on_training_end": "post_experiment"}
+"""What callbacks of Stable-Baselines3 and RLlib are called → the stage here."""
+
+
 @cache
 def _refuse_misspelt(kind: type) -> None:
     stages = [stage.value for stage in Stage]
     for name in dir(kind):
         near = "" if name.startswith("_") or name in stages else nearest(name, stages, 0.8)
+        near = _ELSEWHERE.get(name, near)
         another = name.startswith(("pre_", "post_")) and name not in stages
         if (near or another) and callable(getattr(kind, name, None)):
             way = f"did you mean {near!r}?" if near else f"there are {', '.join(map(repr, sorted(stages)))}."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -376,7 +377,9 @@ def _data(config: ExperimentConfig) -> dict[str, str]:
 def _choose(run: RunDir, checkpoints: Checkpoints, which: str) -> str | Path:
     """The checkpoint `latest`, `best`, `exact`, or of a step, as `Checkpoints.load` takes it. Raises UsageError."""
     if checkpoints.latest() is None and not (which == "best" and checkpoints.evaluated_best()):
-        raise UsageError(f"{run.path} has no checkpoint yet; start a new run with `parl-like train {run.info().experiment}`")
+        info = run.info()
+        word = f"{info.source.file}:{info.experiment}" if info.source is not None and info.source.file else info.experiment
+        raise UsageError(f"{run.path} has no checkpoint yet; start a new run with `parl-like train {shlex.quote(word)}`")
     if which in ("latest", "best", "newest", "exact"):
         return which
     if not which.isascii() or not which.isdigit():

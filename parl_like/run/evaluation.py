@@ -265,9 +265,11 @@ class Evaluator:
         """Yield what `Robot.epochs` yields.
 
         Raises:
-            ValueError: `n_epochs` or `steps_per_epoch` is below 1.
+            ValueError: `n_epochs` or `steps_per_epoch` is below 1. TypeError: `stop` is no function.
         """
         robot = self._robot
+        if stop is not None and not callable(stop):
+            raise TypeError(f"epochs: stop is {stop!r}; expected a function, such as lambda score: score >= {stop!r}")
         if n_epochs < 1 or steps_per_epoch < 1:
             raise ValueError(f"epochs: n_epochs is {n_epochs} and steps_per_epoch {steps_per_epoch}; expected at least 1 each")
         begin, info = perf_counter(), {"best_score": float("-inf"), "best_epoch": 0}

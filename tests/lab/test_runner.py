@@ -705,6 +705,9 @@ def test_a_run_without_a_checkpoint_cannot_be_used(verb, which):
     shutil.rmtree(run.checkpoints)
     with pytest.raises(UsageError, match="run has no checkpoint yet; start a new run with `parl-like train fake`"):
         verb("run", which=which)
+    run.update(source=experiments.ExperimentSource(file="/x/my robot.py", sha256="0" * 64))
+    with pytest.raises(UsageError, match="start a new run with `parl-like train '/x/my robot.py:fake'`"):
+        runner._choose(run, checkpoint.Checkpoints(run.checkpoints), which)
 
 
 def test_warnings_of_the_framework_are_events_and_are_shown_once(monkeypatch):

@@ -25,6 +25,7 @@ from parl_like import (
 )
 from parl_like.algorithms import DQN, ES, SAC, TD3, TQC
 from parl_like.data.transforms import Hindsight
+from parl_like.environment.hooks import EpisodeMetrics
 from parl_like.environment.stop_conditions import StopAfterSteps, StopSignal, StopWhen
 from parl_like.learning.explorers import EpsilonGreedy
 from parl_like.models import MLPQ, MLPActorCritic, MLPActorQ
@@ -63,6 +64,20 @@ def test_a_misspelt_stage_of_a_hook_is_refused(name, right):
     mine = type("Mine", (Hook,), {name: lambda self, *rest: None, "process": lambda self: None})
     with robot_of(Recorder()) as robot, pytest.raises(TypeError, match=f"Mine.{name} is no stage; did you mean {right!r}"):
         robot.run(StopAfterSteps(1), mine())
+
+
+@pytest.mark.parametrize(("name", "ours"), [("_on_step", "post_act"), ("on_episode_end", "post_episode")])
+def test_a_callback_as_it_is_called_elsewhere_is_refused(name, ours):
+    mine = type("Mine", (Hook,), {name: lambda self, *rest: None})
+    with robot_of(Recorder()) as robot, pytest.raises(TypeError, match=f"Mine.{name} is no stage; did you mean '{ours}'"):
+        robot.run(StopAfterSteps(1), mine())
+
+
+def test_a_text_for_keys_and_a_score_for_a_function_are_told():
+    with pytest.raises(TypeError, match=r"EpisodeMetrics: info is 'energy'; expected a list of keys, such as \['energy'\]"):
+        EpisodeMetrics("energy")
+    with robot_of(Recorder()) as robot, pytest.raises(TypeError, match="stop is 0.5; expected a function, such as"):
+        next(iter(robot.epochs(1, 10, stop=0.5)))
 
 
 def test_a_stage_that_there_is_not_is_refused():
