@@ -148,8 +148,8 @@ class GoalAgent(Agent):
         upper = self
         while (lower := upper.below) is not None:
             if lower.tasks[0] != upper.tasks[1]:
-                raise ValueError(f"{type(upper).__name__}: its tasks are {upper.tasks} and those of `below` {lower.tasks}; the first "
-                                 f"task of `below` follows the goals here: expected {upper.tasks[1]!r}")
+                raise ValueError(f"{type(upper).__name__}: its tasks are {upper.tasks} and those of `below` {lower.tasks}; the "
+                                 f"first task of `below` follows the goals here: expected {upper.tasks[1]!r}")
             if lower.above not in (None, upper):
                 raise ValueError(f"{type(upper).__name__}: its `below` is another agent's, too; make one for each agent: "
                                  "agent=lambda: Upper(..., below=Lower(...))")
