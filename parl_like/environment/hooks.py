@@ -356,7 +356,7 @@ def overridden(observers: Sequence[Any], name: str) -> list[Callable[..., None]]
 
 _ELSEWHERE = {"_on_step": "post_act", "on_step": "post_act", "on_episode_step": "post_act", "on_episode_start": "pre_episode",
               "on_episode_end": "post_episode", "_on_training_start": "pre_experiment", "_on_training_end": "post_experiment"}
-"""What callbacks of Stable-Baselines3 and RLlib are called → the stage here."""
+"""The names of callbacks in Stable-Baselines3 and RLlib → the stage here."""
 
 
 @cache

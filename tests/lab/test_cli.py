@@ -97,7 +97,7 @@ def test_json_is_data_for_what_can_be_set_and_for_marks(command, monkeypatch):
     marked = Mark(experiment="fake", seed=0, differs={}, env_steps=1, score=2.0, evaluation={},
                   expect={"mean_return": (1.0, None)}, solved=True, seconds=0.1, configuration="a", code="b", versions={},
                   git=None)
-    monkeypatch.setattr(marks, "measure", lambda *_, **__: marks.Measured([marked], []))
+    monkeypatch.setattr(marks, "measure", lambda *_, **__: marks.MarksOutcome([marked], []))
     (one,) = json.loads(command("marks fake --json")[1])
     assert (one["experiment"], one["score"], one["expect"]) == ("fake", 2.0, {"mean_return": [1.0, None]})
 

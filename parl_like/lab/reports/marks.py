@@ -72,7 +72,7 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return " ".join([f"`{self.experiment}`", *(for_markdown(f"{key}={value}") for key, value in self.differs.items())])
 
 
-class Measured(NamedTuple):
+class MarksOutcome(NamedTuple):
     """The marks that were asked for, and a line for each run that failed, which has none."""
 
     marks: list[Mark]
@@ -80,7 +80,7 @@ class Measured(NamedTuple):
 
 
 def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, object], *, file: Path, runs: Path, jobs: int = 1,
-            say: Callable[[str], None] = print, train: Train | None = None) -> Measured:
+            say: Callable[[str], None] = print, train: Train | None = None) -> MarksOutcome:
     """Makes the marks that are missing, and returns all that are asked for; `file` (JSON) and the table beside it (`.md`) are
     written after each. A run that fails keeps no other one from being made.
 
@@ -128,7 +128,7 @@ def measure(names: Sequence[str], seeds: int, overrides: Mapping[str, object], *
             else:
                 say(f"{name} seed {mark.seed}: {mark.score:.4g} in {mark.seconds:.0f} s")
                 keep(mark, marks, file)
-    return Measured([marks[key] for key in wanted if key not in failed], [*failed.values()])
+    return MarksOutcome([marks[key] for key in wanted if key not in failed], [*failed.values()])
 
 
 def keep(mark: Mark, marks: dict[tuple[str, int], Mark], file: Path) -> None:
