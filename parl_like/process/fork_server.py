@@ -193,7 +193,8 @@ class ForkServer:
     """
 
     def __init__(self, target: str) -> None:
-        self.target, self.idle, self.preload = target, IDLE, ()
+        self.target, self.idle = target, IDLE
+        self.preload: tuple[str, ...] = ()
         self.lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._children: weakref.WeakValueDictionary[int, Child] = weakref.WeakValueDictionary()

@@ -493,14 +493,15 @@ class Robot(Counted):
                 or a model or environment that has changed since. Optimisers, buffers and counters stay as they are.
 
         Returns:
-            With `partial` what stays as it was, 'task network tensor' or 'task transforms' each; else nothing.
+            With `partial` what stays as it was, 'task network tensor', 'task transforms', or 'task' each; else nothing.
         """
         state = read_archive(Path(path))[0]
         if not partial:
             self.load_state_dict(state)
             return []
         known = {name: state[f"task.{name}"] for name in self.tasks if f"task.{name}" in state}
-        left = [f"{name} {one}" for name, saved in known.items() for one in self.tasks[name].load_fitting(plain.entries(saved))]
+        left = [name for name in self.tasks if name not in known]
+        left += [f"{name} {one}" for name, saved in known.items() for one in self.tasks[name].load_fitting(plain.entries(saved))]
         chains = {name: state.get(f"transforms.{name}", {}) for name in self.transforms}
         return left + [f"{name} transforms" for name, saved in chains.items()
                        if not self.transforms[name].load_fitting(plain.entries(saved))]

@@ -40,6 +40,16 @@ def test_a_child_has_the_path_the_environment_the_directory_and_the_output_of_no
     assert capfd.readouterr().out.split() == ["später", str(tmp_path), "/nowhere"]
 
 
+def test_what_is_imported_before_children_need_it(server, capfd):
+    """`wave` is of the standard library, and nothing else here imports it."""
+    look = b"import sys; print('wave' in sys.modules)"
+    assert server.start(look).wait(60)
+    server.close()
+    server.preload = ("wave",)
+    assert server.start(look).wait(60)
+    assert capfd.readouterr().out.split() == ["False", "True"]
+
+
 def test_a_child_gets_its_file_descriptors_and_no_others(server):
     ours, theirs = os.pipe()
     server.start(b"import time; time.sleep(30)")  # whose pidfd is the server's alone

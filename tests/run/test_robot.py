@@ -919,6 +919,8 @@ def test_a_load_in_part_takes_the_statistics_of_transforms_that_fit_and_names_th
                 before = other.transforms["RL"].state_dict()
                 assert "RL transforms" in other.load(tmp_path / "saved", partial=True)
                 np.testing.assert_equal(other.transforms["RL"].state_dict(), before)
+    with Robot(Corridor, tasks={"other": ComputationTask(dqn(), off())}, seed=0) as other:
+        assert "other" in other.load(tmp_path / "saved", partial=True)
 
 
 # -------------------------------------------------------------------------------------------------- agents that come and go

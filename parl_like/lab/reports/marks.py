@@ -137,11 +137,11 @@ def keep(mark: Mark, marks: dict[tuple[str, int], Mark], file: Path) -> None:
     with written(f"marks to {file}", "--out"):
         file.parent.mkdir(parents=True, exist_ok=True)
         folder = open_folder(file.parent, file.parent)
-    try:
-        fcntl.flock(folder, fcntl.LOCK_EX)  # until it is closed
-        _keep(mark, marks, file)
-    finally:
-        os.close(folder)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)  # until it is closed
+            _keep(mark, marks, file)
+        finally:
+            os.close(folder)
 
 
 def _keep(mark: Mark, marks: dict[tuple[str, int], Mark], file: Path) -> None:
@@ -151,9 +151,8 @@ def _keep(mark: Mark, marks: dict[tuple[str, int], Mark], file: Path) -> None:
         del marks[key]
     marks[mark.key] = mark
     ordered = sorted(marks.values(), key=_order)
-    with written(f"marks to {file}", "--out"):
-        replace_file(file, b"[\n" + b",\n".join(map(msgspec.json.encode, ordered)) + b"\n]\n")  # a line for each
-        replace_file(file.with_suffix(".md"), page(ordered).encode())
+    replace_file(file, b"[\n" + b",\n".join(map(msgspec.json.encode, ordered)) + b"\n]\n")  # a line for each
+    replace_file(file.with_suffix(".md"), page(ordered).encode())
 
 
 def load(file: Path) -> list[Mark]:
